@@ -1,0 +1,51 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An emulated card on a box without a GPU: upstream's CPU platform that answers as the card would."""
+
+from collections.abc import Collection
+from typing import TYPE_CHECKING, ClassVar
+
+from vllm.platforms.cpu import CpuPlatform
+from vllm.pre_ampere import environment
+from vllm.pre_ampere.devices import Device, emulated_devices
+from vllm.pre_ampere.platform.hooks import PreAmperePlatform, oldest
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+
+class EmulatedCpuPlatform(PreAmperePlatform, CpuPlatform):
+    """Runs every op as its plain PyTorch reference; chooses and refuses as the emulated card."""
+
+    own_attention_backends: ClassVar[Collection[str]] = ("CPU_ATTN",)
+
+    @classmethod
+    def devices(cls, ranks: int) -> tuple[Device, ...]:
+        return emulated_devices(cls._capabilities(), ranks)
+
+    @classmethod
+    def worker_device(cls) -> Device:
+        from vllm.config import get_current_vllm_config
+        from vllm.distributed import get_world_group
+
+        parallel_config = get_current_vllm_config().parallel_config
+        devices = cls.participating_devices(parallel_config)
+        replica = parallel_config.data_parallel_rank_local or 0
+        return devices[replica * parallel_config.local_world_size + get_world_group().local_rank]
+
+    @classmethod
+    def answering_device(cls) -> Device:
+        capabilities = cls._capabilities()
+        return oldest(emulated_devices(capabilities, len(capabilities)))
+
+    @classmethod
+    def _capabilities(cls) -> tuple[tuple[int, int], ...]:
+        capabilities = environment.EMULATE.get()
+        assert capabilities is not None, "the emulated platform was chosen without its variable"
+        return capabilities
+
+    @classmethod
+    def apply_config_platform_defaults(cls, vllm_config: "VllmConfig") -> None:
+        super().apply_config_platform_defaults(vllm_config)
+        if vllm_config.cache_config.mamba_ssm_cache_dtype == "auto":
+            # As upstream's CPU platform does where the CPU has AVX512-BF16; here on every CPU.
+            vllm_config.cache_config.mamba_ssm_cache_dtype = "float32"
