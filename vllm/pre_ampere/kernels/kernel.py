@@ -83,7 +83,11 @@ class Kernel:
         if problem.dtype not in self.dtypes:
             takes = " or ".join(sorted(_short(dtype) for dtype in self.dtypes))
             return f"takes {takes}; the model runs in {_short(problem.dtype)}"
-        if self.runs_on == "gpu" and problem.dtype == torch.bfloat16 and not device.supports_bfloat16:
+        if (
+            self.runs_on == "gpu"
+            and problem.dtype == torch.bfloat16
+            and not device.supports_bfloat16
+        ):
             return f"would compute in bfloat16, which needs sm80; {card} is {device.architecture}"
         if self.max_head_dim_k is not None and problem.head_dim_k > self.max_head_dim_k:
             return f"takes K up to {self.max_head_dim_k}; the model has K={problem.head_dim_k}"

@@ -155,6 +155,7 @@ def select(
     preferred: str | None = None,
     *,
     on_cpu: bool = False,
+    excluded: Sequence[str] = (),
 ) -> Selection:
     """Choose the kernel for one operation on one card.
 
@@ -164,6 +165,7 @@ def select(
         device: the card that will run it, or that is emulated.
         preferred: the kernel that the user named; None leaves the choice to the order of the table.
         on_cpu: whether the box computes on its CPU.
+        excluded: kernels that a setting has switched off.
 
     Raises:
         KernelUnavailableError: the preferred kernel is unknown or has an unmet need, or no kernel is
@@ -187,7 +189,7 @@ def select(
 
     passed_over: list[tuple[Kernel, str]] = []
     for kernel in candidates:
-        if kernel.by_request is not None:
+        if kernel.by_request is not None or kernel.name in excluded:
             continue
         reason = kernel.unmet(problem, device, on_cpu)
         if reason is None:
@@ -197,9 +199,7 @@ def select(
     raise KernelUnavailableError(f"no kernel for {operation} can run: {reasons}")
 
 
-def _remedy(
-    candidates: Sequence[Kernel], problem: Problem, device: Device, on_cpu: bool
-) -> str:
+def _remedy(candidates: Sequence[Kernel], problem: Problem, device: Device, on_cpu: bool) -> str:
     usable = [k.name for k in candidates if k.unmet(problem, device, on_cpu) is None]
     if not usable:
         return "None of the others can run here either"

@@ -128,7 +128,7 @@ def recurrent_gated_delta_rule(
     scale = q.shape[-1] ** -0.5 if scale is None else scale
     group = v.shape[1] // q.shape[1]
     out = torch.zeros(v.shape, dtype=torch.float64, device=v.device)
-    final_state = initial_state.double()
+    final_state = initial_state.to(torch.float64, copy=True)
     for position in range(int(lengths.max()) if len(lengths) else 0):
         requests = (lengths > position).nonzero().squeeze(1)
         token = starts[requests] + position

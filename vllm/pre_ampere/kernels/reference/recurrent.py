@@ -57,7 +57,7 @@ def fused_sigmoid_gating_delta_rule_update(
     Raises:
         ValueError: a request has more tokens than it has slots.
     """
-    slots = slots.long().reshape(len(slots), -1)
+    slots = slots.long() if slots.dim() == 2 else slots.long()[:, None]
     starts, lengths = split_points(query_start_loc)
     longest = int(lengths.max()) if len(lengths) else 0
     if longest > slots.shape[1]:
