@@ -207,6 +207,16 @@ def participating_devices(visible: Sequence[Device], ranks: int) -> tuple[Device
     return tuple(visible[:ranks])
 
 
+def current_device(visible: Sequence[Device]) -> Device:
+    """The card of this process: the one it made current, whatever its rank is.
+
+    On a box that mixes cards every process sees them all, so card 0 would answer for the wrong one.
+    """
+    import torch
+
+    return visible[torch.accelerator.current_device_index()]
+
+
 def any_pre_ampere(devices: Sequence[Device]) -> bool:
     return any(device.is_pre_ampere for device in devices)
 

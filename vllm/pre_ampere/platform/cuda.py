@@ -8,7 +8,12 @@ import torch
 
 from vllm.platforms.cuda import CudaPlatform
 from vllm.pre_ampere import environment
-from vllm.pre_ampere.devices import Device, participating_devices, visible_devices
+from vllm.pre_ampere.devices import (
+    Device,
+    current_device,
+    participating_devices,
+    visible_devices,
+)
 from vllm.pre_ampere.platform.hooks import PreAmperePlatform, oldest
 
 
@@ -25,7 +30,7 @@ class PreAmpereCudaPlatform(PreAmperePlatform, CudaPlatform):
     def worker_device(cls) -> Device:
         if not torch.cuda.is_initialized():
             raise RuntimeError("no device is current in this process: it is no worker")
-        return cls._visible()[torch.accelerator.current_device_index()]
+        return current_device(cls._visible())
 
     @classmethod
     def answering_device(cls) -> Device:

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The reference operations against the Triton kernels that upstream runs, interpreted on the CPU."""
+
+import copy
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from vllm.pre_ampere.kernels import host
+
+Call = tuple[str, dict[str, Any]]
+
+KEY_HEADS, VALUE_HEADS, DIM = 2, 4, 16
+
+
+def normal(generator: torch.Generator, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(*shape, generator=generator).to(dtype)
+
+
+def gates(generator: torch.Generator, tokens: int) -> dict[str, Tensor]:
+    return {
+        "a": normal(generator, tokens, VALUE_HEADS) * 8,
+        "b": normal(generator, tokens, VALUE_HEADS),
+        "A_log": normal(generator, VALUE_HEADS),
+        "dt_bias": normal(generator, VALUE_HEADS),
+    }
+
+
+def ragged(generator: torch.Generator, num_drafts: int) -> dict[str, Tensor]:
+    """Five requests of 0 to num_drafts + 1 tokens; the fourth is padding."""
+    lengths = torch.randint(0, num_drafts + 2, (5,), generator=generator)
+    lengths[3] = 1
+    slots = 1 + torch.randperm(5 * (num_drafts + 1), generator=generator).int()
+    slots = slots.reshape(5, num_drafts + 1)
+    slots[3] = 0
+    return {
+        "slots": slots,
+        "query_start_loc": torch.tensor([0, *lengths.cumsum(0)], dtype=torch.int32),
+        "num_accepted_tokens": torch.randint(1, num_drafts + 2, (5,), generator=generator).int(),
+    }
+
+
+def verification(seed: int) -> Call:
+    generator = torch.Generator().manual_seed(seed)
+    num_drafts = 1 + seed
+    layout = ragged(generator, num_drafts)
+    tokens = int(layout["query_start_loc"][-1])
+    return "fused_sigmoid_gating_delta_rule_update", {
+        "q": normal(generator, tokens, KEY_HEADS, DIM),
+        "k": normal(generator, tokens, KEY_HEADS, DIM),
+        "v": normal(generator, tokens, VALUE_HEADS, DIM),
+        "state": normal(generator, 5 * (num_drafts + 1) + 2, VALUE_HEADS, DIM, DIM),
+        **gates(generator, tokens),
+        **layout,
+    }
+
+
+def decode(seed: int) -> Call:
+    generator = torch.Generator().manual_seed(seed)
+    return "fused_sigmoid_gating_delta_rule_update", {
+        "q": normal(generator, 3, KEY_HEADS, DIM),
+        "k": normal(generator, 3, KEY_HEADS, DIM),
+        "v": normal(generator, 3, VALUE_HEADS, DIM),
+        "state": normal(generator, 6, VALUE_HEADS, DIM, DIM),
+        **gates(generator, 3),
+        "slots": torch.tensor([4, 0, 2], dtype=torch.int32),
+        "query_start_loc": torch.arange(4, dtype=torch.int32),
+    }
+
+
+def packed_decode(seed: int) -> Call:
+    generator = torch.Generator().manual_seed(seed)
+    return "packed_recurrent_decode", {
+        "mixed_qkv": normal(generator, 3, (2 * KEY_HEADS + VALUE_HEADS) * DIM),
+        "state": normal(generator, 6, VALUE_HEADS, DIM, DIM),
+        **gates(generator, 3),
+        "slots": torch.tensor([4, 0, 2], dtype=torch.int32),
+        "num_key_heads": KEY_HEADS,
+        "head_dim_k": DIM,
+        "head_dim_v": DIM,
+    }
+
+
+def convolution(generator: torch.Generator, tokens: int, slots: int, spare: int) -> dict[str, Any]:
+    return {
+        "x": normal(generator, tokens, DIM),
+        "weight": normal(generator, DIM, 4),
+        "bias": normal(generator, DIM),
+        "activation": "silu",
+        "conv_states": normal(generator, slots, DIM, 3 + spare),
+    }
+
+
+def convolution_verification(seed: int) -> Call:
+    generator = torch.Generator().manual_seed(seed)
+    num_drafts = 1 + seed
+    layout = ragged(generator, num_drafts)
+    layout["slots"] = layout["slots"][:, 0].contiguous()
+    tokens = int(layout["query_start_loc"][-1])
+    return "causal_conv1d_update", {
+        **convolution(generator, tokens, 5 * (num_drafts + 1) + 2, num_drafts),
+        **layout,
+        "max_query_len": num_drafts + 1,
+    }
+
+
+def convolution_decode(seed: int) -> Call:
+    generator = torch.Generator().manual_seed(seed)
+    slots = torch.tensor([4, 0, 2], dtype=torch.int32)
+    return "causal_conv1d_update", {**convolution(generator, 3, 6, seed % 3), "slots": slots}
+
+
+def convolution_prefill(seed: int) -> Call:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, 20, (4,), generator=generator)
+    return "causal_conv1d_prefill", {
+        **convolution(generator, int(lengths.sum()), 6, seed % 3),
+        "query_start_loc": torch.tensor([0, *lengths.cumsum(0)], dtype=torch.int32),
+        "slots": torch.tensor([5, 1, 0, 3], dtype=torch.int32),
+        "has_initial_state": torch.rand(4, generator=generator) < 0.5,
+    }
+
+
+def post_convolution(seed: int) -> Call:
+    generator = torch.Generator().manual_seed(seed)
+    return "post_convolution", {
+        "conv_output": normal(generator, 9, (2 * KEY_HEADS + VALUE_HEADS) * DIM),
+        **gates(generator, 9),
+        "num_key_heads": KEY_HEADS,
+        "head_dim_k": DIM,
+        "head_dim_v": DIM,
+    }
+
+
+def chunks(seed: int) -> Call:
+    """Seed 0 leaves the normalisation to the kernel, seed 1 the scale to the caller."""
+    generator = torch.Generator().manual_seed(seed)
+    half = torch.float16
+    q, k = (normal(generator, 76, KEY_HEADS, DIM) for _ in "qk")
+    own = {"normalize_qk": True}
+    if seed == 1:
+        q, k = (torch.nn.functional.normalize(x, dim=-1) for x in (q, k))
+        own = {"scale": 0.02}
+    return "chunk_gated_delta_rule", {
+        "q": q.to(half),
+        "k": k.to(half),
+        "v": normal(generator, 76, VALUE_HEADS, DIM, dtype=half),
+        "g": -torch.rand(76, VALUE_HEADS, generator=generator),
+        "beta": torch.rand(76, VALUE_HEADS, generator=generator),
+        "initial_state": normal(generator, 2, VALUE_HEADS, DIM, DIM),
+        "query_start_loc": torch.tensor([0, 6, 76], dtype=torch.int32),
+        **own,
+    }
+
+
+CASES: dict[str, tuple[Callable[[int], Call], int]] = {
+    "verification": (verification, 3),
+    "decode": (decode, 1),
+    "packed_decode": (packed_decode, 1),
+    "convolution_verification": (convolution_verification, 3),
+    "convolution_decode": (convolution_decode, 2),
+    "convolution_prefill": (convolution_prefill, 2),
+    "post_convolution": (post_convolution, 1),
+    "chunks": (chunks, 2),
+}
+IDS = [(name, seed) for name, (_, count) in CASES.items() for seed in range(count)]
+
+
+@pytest.fixture(scope="module")
+def upstream_answers(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> dict[tuple[str, int], tuple[Any, dict[str, Any]]]:
+    """What upstream returned for every case, and the arguments as it left them."""
+    folder = tmp_path_factory.mktemp("interpreted")
+    torch.save([CASES[name][0](seed) for name, seed in IDS], folder / "calls.pt")
+    finished = subprocess.run(
+        [
+            sys.executable,
+            str(Path(__file__).with_name("interpret_upstream.py")),
+            str(folder / "calls.pt"),
+            str(folder / "results.pt"),
+        ],
+        env=os.environ | {"TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    return dict(zip(IDS, torch.load(folder / "results.pt"), strict=True))
+
+
+def computed_tokens(arguments: dict[str, Any], tokens: int) -> Tensor:
+    """Which rows of the output belong to a request that is not skipped; [tokens], bool."""
+    slots = arguments.get("slots")
+    if slots is None:
+        return torch.ones(tokens, dtype=torch.bool)
+    real = (slots if slots.dim() == 1 else slots[:, 0]) > 0
+    layout = arguments.get("query_start_loc")
+    return real if layout is None else torch.repeat_interleave(real, layout.diff())
+
+
+@pytest.mark.parametrize("case", IDS, ids=[f"{name}-{seed}" for name, seed in IDS])
+def test_reference_and_upstream_agree(
+    case: tuple[str, int], upstream_answers: dict[tuple[str, int], tuple[Any, dict[str, Any]]]
+) -> None:
+    name, arguments = CASES[case[0]][0](case[1])
+    before = copy.deepcopy(arguments)
+    ours = getattr(host, name)(**arguments)
+    theirs, left_by_upstream = upstream_answers[case]
+    ours, theirs = (x if isinstance(x, tuple) else (x,) for x in (ours, theirs))
+    # The chunk kernels round what they write within a chunk to half precision.
+    tolerance = 2e-3 if name == "chunk_gated_delta_rule" else 2e-6
+    rows = computed_tokens(before, len(ours[0]))
+    assert rows.any()
+    for mine, other in zip(ours, theirs, strict=True):
+        selected = rows if len(mine) == len(rows) else slice(None)
+        torch.testing.assert_close(
+            mine[selected].float(), other[selected].float(), rtol=tolerance, atol=tolerance
+        )
+    for key in ("state", "conv_states", "initial_state"):
+        if key in arguments:
+            torch.testing.assert_close(
+                arguments[key], left_by_upstream[key], rtol=tolerance, atol=tolerance
+            )
+            unchanged = (before[key] == left_by_upstream[key]).flatten(1).all(1)
+            assert torch.equal(arguments[key][unchanged], before[key][unchanged])
