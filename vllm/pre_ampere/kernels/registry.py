@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which kernel runs an operation on a card, and why not the others."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +19,7 @@ _SETTINGS = {"gdn_prefill": "--gdn-prefill-backend"}
 
 
 class KernelUnavailableError(ValueError):
-    """No kernel for the operation, or not the one asked for; the message says why and what works."""
+    """No kernel for the operation, or not the one asked for: why, and what works."""
 
 
 @dataclass(frozen=True)
@@ -103,7 +103,7 @@ _TABLE: dict[str, tuple[Kernel, ...]] = {
             needs_tensor_cores=True,
             missing="is not part of this release",
             by_request=(
-                "on two Quadro RTX 8000 it ran 1.32 times as fast as triton at 512 tokens, but 15 % "
+                "on Quadro RTX 8000 it ran 1.32 times as fast as triton at 512 tokens, but 15 % "
                 "slower at 2048 and 21 % slower at 8192"
             ),
         ),
@@ -171,11 +171,11 @@ def select(
         KernelUnavailableError: the preferred kernel is unknown or has an unmet need, or no kernel is
             without one.
     """
-    candidates = kernels(operation)
+    candidates = [kernel for kernel in kernels(operation) if kernel.name not in excluded]
     if preferred is not None:
         kernel = next((kernel for kernel in candidates if kernel.name == preferred), None)
         reason = (
-            f"is no kernel for {operation}; there are {', '.join(names(operation))}"
+            f"is no kernel for {operation}; there are {', '.join(k.name for k in candidates)}"
             if kernel is None
             else kernel.unmet(problem, device, on_cpu)
         )
