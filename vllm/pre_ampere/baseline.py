@@ -217,11 +217,14 @@ def _apply_compile_graph_policy(vllm_config: "VllmConfig") -> tuple[Entry, ...]:
         priority = vllm_config.kernel_config.ir_op_priority
         for operation in ("rms_norm", "fused_add_rms_norm"):
             fill(f"ir_op_priority.{operation}", priority, operation, ["vllm_c"], lambda v: not v)
-        inductor = compilation.inductor_compile_config
-        decision = Decision.KEPT if "combo_kernels" in inductor else Decision.SET
-        value = inductor.setdefault("combo_kernels", True)
-        entries.append(Entry("combo_kernels", str(value), decision, "compile-graph policy"))
-    noops = compilation.pass_config.eliminate_noops
-    decision = Decision.SET if noops else Decision.KEPT
-    entries.append(Entry("eliminate_noops", str(noops), decision, "on in upstream by default"))
+        on = compilation.inductor_compile_config.setdefault("combo_kernels", True)
+        entries.append(_switched_on("combo_kernels", on))
+    entries.append(_switched_on("eliminate_noops", compilation.pass_config.eliminate_noops))
     return tuple(entries)
+
+
+def _switched_on(name: str, on: bool) -> Entry:
+    """The entry of a switch that upstream's own default turns on, too."""
+    if on:
+        return Entry(name, "True", Decision.SET, "compile-graph policy")
+    return Entry(name, "False", Decision.KEPT, "set by the user")
