@@ -6,8 +6,8 @@ build hides Triton and puts C++ functions in place of some kernels:
 
     TRITON_INTERPRET=1 python interpret_upstream.py CALLS RESULTS
 
-CALLS holds a list of (function of `vllm.pre_ampere.kernels.upstream`, arguments); RESULTS receives a
-list of (what the function returned, the arguments afterwards: states are updated in place).
+CALLS holds a list of (function of `vllm.pre_ampere.kernels.upstream`, arguments); RESULTS receives
+a list of (what the function returned, the arguments afterwards: states are updated in place).
 """
 
 import ast
@@ -53,8 +53,7 @@ class EagerGrid:
 
 
 def accept_integer_masks() -> None:
-    """Compare a Python integer with a block and the interpreter makes an integer mask, which its own
-    load and store then refuse."""
+    """The interpreter's masks may be integers, which its own load and store then refuse."""
     builder = interpreter.InterpreterBuilder
     load, store = builder.create_masked_load, builder.create_masked_store
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recurrent reference against a scalar-by-scalar oracle, transformers, and itself in other batches."""
+"""The recurrent reference against a head-by-head oracle, transformers, and other batches."""
 
 from dataclasses import dataclass
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference operations against the Triton kernels that upstream runs, interpreted on the CPU."""
+"""The reference operations against the Triton kernels that upstream runs, interpreted."""
 
 import copy
 import os

@@ -76,7 +76,7 @@ class Kernel:
         card = f"this card ({device.architecture}, {device.name})"
         head_dims = (problem.head_dim_k, problem.head_dim_v)
         if self.architectures is not None and device.capability not in self.architectures:
-            has = " and ".join(_architecture(c) for c in sorted(self.architectures))
+            has = ", ".join(_architecture(c) for c in sorted(self.architectures))
             return f"has code for {has}; {card} is {device.architecture}"
         if self.needs_tensor_cores and not device.has_tensor_cores:
             return f"needs tensor cores; {card} has none"

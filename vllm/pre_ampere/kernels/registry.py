@@ -155,7 +155,7 @@ def select(
     preferred: str | None = None,
     *,
     on_cpu: bool = False,
-    excluded: Sequence[str] = (),
+    excluded: Collection[str] = (),
 ) -> Selection:
     """Choose the kernel for one operation on one card.
 
@@ -165,11 +165,10 @@ def select(
         device: the card that will run it, or that is emulated.
         preferred: the kernel that the user named; None leaves the choice to the order of the table.
         on_cpu: whether the box computes on its CPU.
-        excluded: kernels that a setting has switched off.
+        excluded: names of kernels that a setting has switched off; they are not considered.
 
     Raises:
-        KernelUnavailableError: the preferred kernel is unknown or has an unmet need, or no kernel is
-            without one.
+        KernelUnavailableError: the preferred kernel is unknown or cannot run, or no kernel can.
     """
     candidates = [kernel for kernel in kernels(operation) if kernel.name not in excluded]
     if preferred is not None:
@@ -189,7 +188,7 @@ def select(
 
     passed_over: list[tuple[Kernel, str]] = []
     for kernel in candidates:
-        if kernel.by_request is not None or kernel.name in excluded:
+        if kernel.by_request is not None:
             continue
         reason = kernel.unmet(problem, device, on_cpu)
         if reason is None:

@@ -57,7 +57,7 @@ def chunk_gated_delta_rule(
         requests = (lengths > first).nonzero().squeeze(1)
         position = first + torch.arange(chunk_size, device=q.device)
         inside = position < lengths[requests, None]
-        # A request's last chunk is filled up with zeros: tokens that write nothing and do not decay.
+        # A request's last chunk is filled up with zeros: they write nothing and do not decay.
         token = (starts[requests, None] + position).where(inside, 0)
         chunk, state = _one_chunk(
             *(_heads_first(x[token], inside, v.shape[1]) for x in (q, k, v, g, beta)),

@@ -2,10 +2,10 @@
 """The short causal convolution in front of the delta rule, with its rolling state.
 
 The state conventions are those of `causal_conv1d_fn` and `causal_conv1d_update` in vLLM 0.32
-(model_executor/layers/mamba/ops/causal_conv1d.py): the last width - 1 inputs stand, oldest first, in
-columns 0 to width - 2 of a slot. A slot may be longer than that. Speculative decoding uses the rest:
-after a step that verified m tokens, columns 0 to width - 3 + m hold the width - 2 inputs before
-them and then the m tokens themselves, so that the window of a step that follows a accepted tokens
+(model_executor/layers/mamba/ops/causal_conv1d.py): the last width - 1 inputs stand, oldest first,
+in columns 0 to width - 2 of a slot. A slot may be longer than that. Speculative decoding uses the
+rest: after a step that verified m tokens, columns 0 to width - 3 + m hold the width - 2 inputs
+before them and then the m tokens themselves. If a of them are accepted, the window of the next step
 starts at column a - 1.
 """
 
@@ -114,8 +114,8 @@ def causal_conv1d_update(
     if longest > conv_states.shape[2]:
         raise ValueError(
             f"a request of {longest - history_length + 1} tokens needs a convolution state of "
-            f"{longest} columns, but it has {conv_states.shape[2]}: allocate width - 1 + the number "
-            "of speculative tokens"
+            f"{longest} columns, but it has {conv_states.shape[2]}: allocate width - 1 and one for "
+            "each speculative token"
         )
     request, column = token_coordinates(kept)
     conv_states[rows[request], :, column] = inputs[first[request] + 1 + column]

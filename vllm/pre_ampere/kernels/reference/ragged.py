@@ -9,7 +9,7 @@ def split_points(query_start_loc: Tensor) -> tuple[Tensor, Tensor]:
     """The first token and the number of tokens of each request.
 
     Args:
-        query_start_loc: [n + 1], non-decreasing: request i owns the tokens from entry i up to i + 1.
+        query_start_loc: [n + 1], not decreasing: request i owns the tokens from entry i to i + 1.
 
     Returns:
         (starts, lengths), int64 [n].

@@ -7,11 +7,12 @@ For each value head, with decay exp(g), write strength beta and a state S of sha
     S <- S + beta (v - S k) k^T
     out = scale S q
 
-Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (arXiv 2412.06464), equation 10. Slots and
-accepted counts mean what they mean to `fused_sigmoid_gating_delta_rule_update` and
-`fused_recurrent_gated_delta_rule_packed_decode` in vLLM 0.32 (third_party/flash_linear_attention/ops).
-One difference: the state is rounded to its dtype after every token, also between two tokens that are
-verified together, so that a verified token and a decoded one are the same to the last bit.
+Source: Yang, Kautz, Hatamizadeh, "Gated Delta Networks" (arXiv 2412.06464). Slots and accepted
+counts mean what they mean to `fused_sigmoid_gating_delta_rule_update` and
+`fused_recurrent_gated_delta_rule_packed_decode` in vLLM 0.32
+(third_party/flash_linear_attention/ops). One difference: the state is rounded to its dtype after
+every token, also between two tokens that are verified together, so that a verified token and a
+decoded one are the same to the last bit.
 """
 
 import torch
@@ -153,8 +154,8 @@ def delta_rule_step(
 ) -> tuple[Tensor, Tensor]:
     """One token of the recurrence for each row, in the dtype of its inputs.
 
-    The products are multiply-and-sum over the last dimension and not matrix products, whose order of
-    summation a library may choose by the number of rows.
+    The products are multiply-and-sum over the last dimension and not matrix products, whose order
+    of summation a library may choose by the number of rows.
 
     Args:
         q: [n, HV, K], scaled.
