@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# SPDX-License-Identifier: Apache-2.0
+# Makes a virtual environment with upstream's CPU build, this project (editable) and its tools.
+# One line a step; what a step prints is shown only where it fails.
+set -euo pipefail
+
+venv=$1
+torch=2.13.0
+log=$(mktemp)
+trap 'rm -f "$log"' EXIT
+
+step() {
+    local title=$1 begin=$SECONDS
+    shift
+    printf '%-64s' "$title"
+    if ! "$@" >"$log" 2>&1; then
+        printf 'failed\n'
+        cat "$log"
+        exit 1
+    fi
+    printf '%4d s\n' $((SECONDS - begin))
+}
+
+"$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
+    echo "Python 3.11 or newer is needed; $PYTHON is $("$PYTHON" -V). Use: make PYTHON=python3.11 ..."
+    exit 1
+}
+[ -x "$venv/bin/python" ] || step "creating $venv" "$PYTHON" -m venv "$venv"
+pip=("$venv/bin/python" -m pip --disable-pip-version-check)
+
+# PyPI's torch for Linux is a CUDA build of 3 GB. A CPU build has a local version, "+cpu".
+index=()
+if ! "${pip[@]}" download --quiet --no-deps --dest "$(mktemp -d)" "torch==$torch+cpu" \
+    >"$log" 2>&1; then
+    echo "pip's configuration finds no CPU build of torch $torch; adding $TORCH_CPU_INDEX"
+    index=(--extra-index-url "$TORCH_CPU_INDEX")
+fi
+step "installing torch $torch+cpu" "${pip[@]}" install "${index[@]}" "torch==$torch+cpu"
+step "installing upstream vLLM (CPU), this project, its tests and tools" \
+    "${pip[@]}" install "${index[@]}" --editable '.[cpu,charts,test,lint]'
+step "letting torchvision be imported beside a CPU build of torch" \
+    "${pip[@]}" install ./tools/torchvision_cpu_ops
+# The same for torchaudio, which nothing here uses: transformers imports it where it is installed.
+if ! "$venv/bin/python" -c 'import torchaudio' >"$log" 2>&1; then
+    step "removing torchaudio, a CUDA build that cannot be imported" \
+        "${pip[@]}" uninstall --yes torchaudio
+fi
+step "importing what was installed" "$venv/bin/python" -c \
+    'import torch, vllm.pre_ampere, vllm.model_executor.models.qwen3_5; assert not torch.version.cuda'
