@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command `vllm-pre-ampere`.
 
-A command is a module of this folder with a typed function `command`, whose signature typer reads and
-whose docstring is its help. Its module is imported only when it runs or when help lists it, and
+A command is a module of this folder with a typed function `command`, whose signature typer reads
+and whose docstring is its help. Its module is imported only when it runs or when help lists it, and
 imports at its top nothing that a box without a GPU may lack.
 """
 
