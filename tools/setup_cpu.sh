@@ -30,7 +30,7 @@ pip=("$venv/bin/python" -m pip --disable-pip-version-check)
 
 # PyPI's torch for Linux is a CUDA build of 3 GB. A CPU build has a local version, "+cpu".
 index=()
-if ! "${pip[@]}" download --quiet --no-deps --dest "$(mktemp -d)" "torch==$torch+cpu" \
+if ! "${pip[@]}" install --dry-run --quiet --no-deps --ignore-installed "torch==$torch+cpu" \
     >"$log" 2>&1; then
     echo "pip's configuration finds no CPU build of torch $torch; adding $TORCH_CPU_INDEX"
     index=(--extra-index-url "$TORCH_CPU_INDEX")
