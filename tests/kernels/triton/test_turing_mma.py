@@ -16,6 +16,7 @@ from turing_kernels import (
     TURING,
     batched,
     chained,
+    compile_block,
     compile_for_turing,
     compile_matmul,
     mixed,
@@ -105,7 +106,7 @@ def test_an_fp32_product_beside_fp16_ones_stays_exact() -> None:
 def test_fp32_products_alone_are_left_to_triton_in_silence(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    compiled = compile_matmul(dtype="fp32")
+    compiled = compile_block("fp32")
     assert compiled.way == turing_mma.NOTHING_TO_GAIN
     assert not caplog.records
 
@@ -114,40 +115,46 @@ def test_fp32_products_alone_are_left_to_triton_in_silence(
 def test_what_turing_cannot_multiply_is_compiled_as_stock_with_one_log_line(
     dtype: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    stock = compile_matmul(dtype=dtype)
+    stock = compile_block(dtype)
     turing_mma._log_refusal.cache_clear()
     turing_mma.enable()
     try:
         with caplog.at_level(logging.WARNING):
-            compiled = compile_matmul(dtype=dtype)
-            compile_matmul(dtype=dtype, num_warps=8)
+            compiled = compile_block(dtype)
+            compile_block(dtype, num_warps=2)
     finally:
         turing_mma.disable()
     assert compiled.ptx == stock.ptx
     assert compiled.way is not None and compiled.way.startswith("refused: it multiplies ")
     assert len(caplog.records) == 1
-    assert "Triton kernel matmul keeps Triton's own lowering" in caplog.text
+    assert "Triton kernel block keeps Triton's own lowering" in caplog.text
 
 
 @pytest.mark.usefixtures("enabled")
-def test_a_tile_that_does_not_fit_shared_memory_is_left_to_triton() -> None:
-    compiled = compile_matmul(tile=(256, 256, 128), num_warps=8)
-    assert compiled.way is not None
-    assert "bytes of shared memory on the tensor cores, and a block has 65536" in compiled.way
+def test_a_tile_that_does_not_fit_shared_memory_is_left_to_triton(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert turing_mma._SHARED_MEMORY == 65536
+    monkeypatch.setattr(turing_mma, "_SHARED_MEMORY", 2048)
+    compiled = compile_block()
+    assert compiled.way == (
+        "refused: it would need 4096 bytes of shared memory on the tensor cores, and a block has "
+        "2048; a smaller tile would do"
+    )
     assert compiled.tensor_core == {}
 
 
 def test_a_failure_of_the_assembler_is_answered_by_the_stock_path(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    stock = compile_matmul()
+    stock = compile_block()
     rewrite = turing_ptx.for_turing
     monkeypatch.setattr(
         turing_ptx, "for_turing", lambda ptx: (rewrite(ptx)[0].replace("m16n8k8", "m16n8k7"), 32)
     )
     turing_mma.enable()
     try:
-        compiled = compile_matmul()
+        compiled = compile_block()
     finally:
         turing_mma.disable()
     assert compiled.ptx == stock.ptx
@@ -156,15 +163,14 @@ def test_a_failure_of_the_assembler_is_answered_by_the_stock_path(
 
 
 def test_other_cards_are_untouched() -> None:
-    for capability in (70, 80):
-        target = GPUTarget("cuda", capability, 32)
-        stock = compile_matmul(target=target, tile=(32, 32, 32))
-        turing_mma.enable()
-        try:
-            compiled = compile_matmul(target=target, tile=(32, 32, 32))
-        finally:
-            turing_mma.disable()
-        assert (compiled.ptx, compiled.way) == (stock.ptx, None)
+    target = GPUTarget("cuda", 80, 32)
+    stock = compile_block(target=target)
+    turing_mma.enable()
+    try:
+        compiled = compile_block(target=target)
+    finally:
+        turing_mma.disable()
+    assert (compiled.ptx, compiled.way) == (stock.ptx, None)
 
 
 def test_a_turing_card_without_tensor_cores_is_untouched(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,24 +190,24 @@ def test_a_turing_card_without_tensor_cores_is_untouched(monkeypatch: pytest.Mon
     turing_mma.enable()
     try:
         assert turing_mma.cache_factor() == ""
-        assert compile_matmul(tile=(16, 16, 16)).way is None
+        assert compile_block().way is None
         current = 0
         assert turing_mma.cache_factor() != ""
-        assert compile_matmul(tile=(16, 16, 16)).way == turing_mma.ON_TENSOR_CORES
+        assert compile_block().way == turing_mma.ON_TENSOR_CORES
     finally:
         turing_mma.disable()
         turing_mma._devices_without_tensor_cores.cache_clear()
 
 
 def test_the_kernel_cache_on_disk_keeps_the_two_apart() -> None:
-    stock = compile_matmul(tile=(16, 16, 16))
+    stock = compile_block()
     turing_mma.enable()
     try:
-        ours = compile_matmul(tile=(16, 16, 16))
-        again = compile_matmul(tile=(16, 16, 16))
+        ours = compile_block()
+        again = compile_block()
     finally:
         turing_mma.disable()
-    assert compile_matmul(tile=(16, 16, 16)) == stock
+    assert compile_block() == stock
     assert again == ours
     assert ours.tensor_core != stock.tensor_core
 
@@ -235,7 +241,7 @@ def test_triton_calls_the_hook_as_we_expect() -> None:
 
     knobs.runtime.add_stages_inspection_hook = look
     try:
-        compile_matmul(tile=(16, 16, 16), num_warps=1)
+        compile_block()
     finally:
         knobs.runtime.add_stages_inspection_hook = None
     [(backend, _, options, language, capability)] = seen
@@ -270,7 +276,7 @@ def test_a_hook_that_was_there_before_stays_in_use() -> None:
         factor = turing_mma.cache_factor()
         hook = knobs.runtime.add_stages_inspection_hook
         assert hook() == ("other-key" + factor, "other-digest" + factor)
-        assert compile_matmul(tile=(16, 16, 16)).way == turing_mma.ON_TENSOR_CORES
+        assert compile_block().way == turing_mma.ON_TENSOR_CORES
         assert len(compiled_kernels) == 1
         turing_mma.disable()
         assert knobs.runtime.add_stages_inspection_hook is other
@@ -291,7 +297,7 @@ def test_a_hook_that_makes_its_own_ttgir_wins(caplog: pytest.LogCaptureFixture) 
     knobs.runtime.add_stages_inspection_hook = other
     turing_mma.enable()
     try:
-        assert compile_matmul(tile=(16, 16, 16)).tensor_core == {}
+        assert compile_block().tensor_core == {}
     finally:
         turing_mma.disable()
         knobs.runtime.add_stages_inspection_hook = None
@@ -310,6 +316,6 @@ def test_a_hook_over_ours_survives_disable() -> None:
         turing_mma.disable()
         assert knobs.runtime.add_stages_inspection_hook is over
         assert over() == ("", "")
-        assert compile_matmul(tile=(16, 16, 16)).tensor_core == {}
+        assert compile_block().tensor_core == {}
     finally:
         knobs.runtime.add_stages_inspection_hook = None
