@@ -27,7 +27,7 @@ def inputs(
     tokens: int,
     num_states: int,
     dtype: torch.dtype = torch.float64,
-    heads: tuple[int, int] = (2, 4),
+    dims: tuple[int, int] = (KEY_DIM, VALUE_DIM),
 ) -> tuple[tuple[Tensor, ...], Tensor]:
     """(q, k, v, g, beta) with unit queries and keys, and the states, in float32 unless dtype is
     float64."""
@@ -37,11 +37,11 @@ def inputs(
     def normal(*shape: int) -> Tensor:
         return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
-    q, k = (torch.nn.functional.normalize(normal(tokens, heads[0], KEY_DIM), dim=-1) for _ in "qk")
-    v = normal(tokens, heads[1], VALUE_DIM)
-    g = -torch.nn.functional.softplus(2 * normal(tokens, heads[1]))
-    beta = normal(tokens, heads[1]).sigmoid()
-    state = normal(num_states, heads[1], VALUE_DIM, KEY_DIM)
+    q, k = (torch.nn.functional.normalize(normal(tokens, 2, dims[0]), dim=-1) for _ in "qk")
+    v = normal(tokens, 4, dims[1])
+    g = -torch.nn.functional.softplus(2 * normal(tokens, 4))
+    beta = normal(tokens, 4).sigmoid()
+    state = normal(num_states, 4, dims[1], dims[0])
     return (q.to(dtype), k.to(dtype), v.to(dtype), g.to(wide), beta.to(wide)), state.to(wide)
 
 
@@ -118,6 +118,25 @@ def test_cut_at_chunks_or_batched_the_result_is_the_same_bit_for_bit(
             pieces.append(piece)
         assert torch.equal(torch.cat(pieces), out[start:end])
         assert torch.equal(carried[0], final[request])
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_chunked_prefill_is_the_same_bit_for_bit_at_a_models_size(threads: int) -> None:
+    tensors, state = inputs(0, 400, 2, torch.float16, dims=(128, 128))
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        out, final = chunk_gated_delta_rule(*tensors, state, boundaries([300, 100]))
+        first, carried = chunk_gated_delta_rule(
+            *(x[:128] for x in tensors), state[:1], boundaries([128])
+        )
+        second, cut_final = chunk_gated_delta_rule(
+            *(x[128:300] for x in tensors), carried, boundaries([172])
+        )
+    finally:
+        torch.set_num_threads(before)
+    assert torch.equal(torch.cat([first, second]), out[:300])
+    assert torch.equal(cut_final[0], final[0])
 
 
 @settings(max_examples=20, deadline=None)

@@ -167,6 +167,42 @@ def test_verified_tokens_equal_single_decodes_bit_for_bit(
             assert torch.equal(decoded[slot], state[batch.slots[request, position]])
 
 
+@pytest.mark.parametrize("threads", [1, 2])
+def test_verification_equals_decoding_bit_for_bit_at_a_models_size(threads: int) -> None:
+    """K = V = 128: sums long enough for a library to order them by the size of the batch."""
+    generator = torch.Generator().manual_seed(0)
+    lengths = [8, 1, 5, 2]
+    starts = torch.tensor([0, *torch.tensor(lengths).cumsum(0)])
+    tokens, heads = sum(lengths), 6
+
+    def normal(*shape: int, dtype: torch.dtype = torch.float16) -> Tensor:
+        return torch.randn(*shape, generator=generator).to(dtype)
+
+    q, k = normal(tokens, 2, 128), normal(tokens, 2, 128)
+    v, a, b = normal(tokens, heads, 128), normal(tokens, heads), normal(tokens, heads)
+    gates = normal(heads, dtype=torch.float32), normal(heads, dtype=torch.float32)
+    initial = normal(33, heads, 128, 128, dtype=torch.float32)
+    slots = torch.arange(1, 33).reshape(4, 8)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        verified, decoded = initial.clone(), initial.clone()
+        out = fused_sigmoid_gating_delta_rule_update(
+            q, k, v, a, b, *gates, verified, slots, starts, torch.ones(4)
+        )
+        for request, length in enumerate(lengths):
+            own = slots[request, :1]
+            for position in range(length):
+                token = slice(int(starts[request]) + position, int(starts[request]) + position + 1)
+                single = fused_sigmoid_gating_delta_rule_update(
+                    *(x[token] for x in (q, k, v, a, b)), *gates, decoded, own, torch.arange(2)
+                )
+                assert torch.equal(single, out[token])
+                assert torch.equal(decoded[own[0]], verified[slots[request, position]])
+    finally:
+        torch.set_num_threads(before)
+
+
 @settings(max_examples=30, deadline=None)
 @given(batches(torch.float16, torch.float32))
 def test_a_request_computes_the_same_alone_and_in_a_batch(batch: Batch) -> None:

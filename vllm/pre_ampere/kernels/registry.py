@@ -46,7 +46,8 @@ def _triton(name: str) -> Callable[[], Callable[..., Any]]:
     def load() -> Callable[..., Any]:
         from vllm.pre_ampere.kernels import upstream
 
-        return getattr(upstream, name)
+        function: Callable[..., Any] = getattr(upstream, name)
+        return function
 
     return load
 
@@ -55,7 +56,8 @@ def _reference(operation: str, name: str) -> Kernel:
     def load() -> Callable[..., Any]:
         from vllm.pre_ampere.kernels import host
 
-        return getattr(host, name)
+        function: Callable[..., Any] = getattr(host, name)
+        return function
 
     return Kernel("reference", operation, load, runs_on="cpu", dtypes=_ANY_FLOAT)
 

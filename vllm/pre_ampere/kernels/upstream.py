@@ -91,6 +91,7 @@ def fused_sigmoid_gating_delta_rule_update(
     """`fused_sigmoid_gating_delta_rule_update`, in place on the state slots."""
     from vllm.third_party.flash_linear_attention.ops import fused_sigmoid_gating
 
+    out: Tensor
     out, _ = fused_sigmoid_gating.fused_sigmoid_gating_delta_rule_update(
         A_log=A_log,
         a=a,
@@ -99,7 +100,7 @@ def fused_sigmoid_gating_delta_rule_update(
         q=q.unsqueeze(0),
         k=k.unsqueeze(0),
         v=v.unsqueeze(0),
-        scale=scale,
+        scale=q.shape[-1] ** -0.5 if scale is None else scale,
         initial_state=state,
         inplace_final_state=True,
         cu_seqlens=query_start_loc,

@@ -60,8 +60,8 @@ def chunk_gated_delta_rule(
         # A request's last chunk is filled up with zeros: they write nothing and do not decay.
         token = (starts[requests, None] + position).where(inside, 0)
         chunk, state = _one_chunk(
-            *(_heads_first(x[token], inside, v.shape[1]) for x in (q, k, v, g, beta)),
             final_state[requests].double(),
+            *(_heads_first(x[token], inside, v.shape[1]) for x in (q, k, v, g, beta)),
         )
         out[token[inside]] = (chunk * scale).transpose(1, 2)[inside].to(v.dtype)
         final_state[requests] = state.to(final_state.dtype)
@@ -76,12 +76,12 @@ def _heads_first(x: Tensor, inside: Tensor, num_heads: int) -> Tensor:
 
 
 def _one_chunk(
-    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+    state: Tensor, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor
 ) -> tuple[Tensor, Tensor]:
     """One chunk of n requests, as the module describes it.
 
     Args:
-        q, k: [n, HV, C, K]; v: [n, HV, C, V]; g, beta: [n, HV, C]; state: [n, HV, V, K].
+        state: [n, HV, V, K]; q, k: [n, HV, C, K]; v: [n, HV, C, V]; g, beta: [n, HV, C].
 
     Returns:
         (out [n, HV, C, V], not scaled; the state after the chunk).
@@ -97,8 +97,8 @@ def _one_chunk(
 
     against_keys = torch.cat([k, q], dim=2) @ k.mT
     against_state = torch.cat([k, q], dim=2) @ state.mT
-    keys, queries = against_keys.split(size, dim=2)
-    state_keys, state_queries = against_state.split(size, dim=2)
+    keys, queries = torch.split(against_keys, size, dim=2)
+    state_keys, state_queries = torch.split(against_state, size, dim=2)
     # solve_triangular takes the diagonal as ones and does not read what stands above it.
     writes = torch.linalg.solve_triangular(
         keys * between * beta[..., None],

@@ -168,7 +168,7 @@ def _convolve(
 
     out = torch.zeros_like(x)
     taps = weight.double().unbind(1)
-    for rows, target in zip(window.split(_BLOCK), source.split(_BLOCK), strict=True):
+    for rows, target in zip(torch.split(window, _BLOCK), torch.split(source, _BLOCK), strict=True):
         total = torch.zeros(len(rows), x.shape[1], dtype=torch.float64, device=x.device)
         if bias is not None:
             total += bias.double()

@@ -141,11 +141,12 @@ def split_heads(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """[tokens, 2 H K + HV V] as q, k [tokens, H, K] and v [tokens, HV, V]."""
     key_width = num_key_heads * head_dim_k
-    q, k, v = mixed_qkv.split([key_width, key_width, mixed_qkv.shape[1] - 2 * key_width], dim=1)
+    widths = [key_width, key_width, mixed_qkv.shape[1] - 2 * key_width]
+    q, k, v = torch.split(mixed_qkv, widths, dim=1)
     return (
-        q.unflatten(1, (num_key_heads, head_dim_k)),
-        k.unflatten(1, (num_key_heads, head_dim_k)),
-        v.unflatten(1, (-1, head_dim_v)),
+        q.reshape(len(q), num_key_heads, head_dim_k),
+        k.reshape(len(k), num_key_heads, head_dim_k),
+        v.reshape(len(v), v.shape[1] // head_dim_v, head_dim_v),
     )
 
 
