@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, ClassVar
 from vllm.platforms.cpu import CpuPlatform
 from vllm.pre_ampere import environment
 from vllm.pre_ampere.devices import Device, emulated_devices
+from vllm.pre_ampere.platform import state_copies
 from vllm.pre_ampere.platform.hooks import PreAmperePlatform, oldest
 
 if TYPE_CHECKING:
@@ -49,3 +50,8 @@ class EmulatedCpuPlatform(PreAmperePlatform, CpuPlatform):
         if vllm_config.cache_config.mamba_ssm_cache_dtype == "auto":
             # As upstream's CPU platform does where the CPU has AVX512-BF16; here on every CPU.
             vllm_config.cache_config.mamba_ssm_cache_dtype = "float32"
+
+    @classmethod
+    def register_triton_kernel_overrides(cls) -> None:
+        super().register_triton_kernel_overrides()
+        state_copies.register()
