@@ -4,20 +4,24 @@
 A program of its own, because Triton decides at import whether it interprets, and because vLLM's CPU
 build hides Triton and puts C++ functions in place of some kernels:
 
-    TRITON_INTERPRET=1 python interpret_upstream.py CALLS RESULTS
+    TRITON_INTERPRET=1 python interpret_upstream.py CALLS ARGUMENTS RESULTS
 
-CALLS holds a list of (function of `vllm.pre_ampere.kernels.upstream`, arguments); RESULTS receives
-a list of (what the function returned, the arguments afterwards: states are updated in place).
+CALLS is a JSON list of [function of `vllm.pre_ampere.kernels.upstream`, arguments that are no
+tensors]; ARGUMENTS holds the tensors, safetensors named like "3.state" for call 3.
+RESULTS receives, in the same way, the tensors afterwards (states are updated in place) and what the
+calls returned, as "3.returned.0" and on.
 """
 
 import ast
+import json
 import sys
+from pathlib import Path
 from typing import Any
 
-import torch
 import triton
 import triton.language as tl
 import triton.language.extra.libdevice as tldevice
+from safetensors.torch import load_file, save_file
 from triton.runtime import autotuner, interpreter
 
 
@@ -114,7 +118,7 @@ def show_upstream_a_gpu() -> None:
                 setattr(module, name, lambda x, name=name: getattr(tl, name)(x))
 
 
-def main(calls_path: str, results_path: str) -> None:
+def main(calls_path: str, arguments_path: str, results_path: str) -> None:
     assert triton.knobs.runtime.interpret, "start this with TRITON_INTERPRET=1"
     accept_integer_masks()
     cast_plain_integers()
@@ -122,10 +126,16 @@ def main(calls_path: str, results_path: str) -> None:
     show_upstream_a_gpu()
     from vllm.pre_ampere.kernels import upstream
 
-    results = []
-    for name, arguments in torch.load(calls_path):
-        results.append((getattr(upstream, name)(**arguments), arguments))
-    torch.save(results, results_path)
+    tensors = load_file(arguments_path)
+    results = {}
+    for number, (function, plain) in enumerate(json.loads(Path(calls_path).read_text())):
+        prefix = f"{number}."
+        given = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
+        returned = getattr(upstream, function)(**given, **plain)
+        returned = returned if isinstance(returned, tuple) else (returned,)
+        named = {f"returned.{place}": tensor for place, tensor in enumerate(returned)}
+        results |= {prefix + n: tensor.contiguous() for n, tensor in (given | named).items()}
+    save_file(results, results_path)
 
 
 if __name__ == "__main__":

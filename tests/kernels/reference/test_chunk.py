@@ -159,7 +159,8 @@ def test_results_are_the_float64_ones_rounded_once(dtype: torch.dtype) -> None:
     exact, exact_final = chunk_gated_delta_rule(
         *(x.double() for x in tensors), state.double(), layout
     )
-    assert out.dtype == dtype and final.dtype == torch.float32
+    assert out.dtype == dtype
+    assert final.dtype == torch.float32
     assert torch.equal(out, exact.to(dtype))
     assert torch.equal(final, exact_final.float())
 

@@ -2,7 +2,7 @@
 """The reference operations against the Triton kernels that upstream runs, interpreted."""
 
 import copy
-import os
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from vllm.pre_ampere.kernels import host
@@ -169,27 +170,28 @@ IDS = [(name, seed) for name, (_, count) in CASES.items() for seed in range(coun
 
 
 @pytest.fixture(scope="module")
-def upstream_answers(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> dict[tuple[str, int], tuple[Any, dict[str, Any]]]:
-    """What upstream returned for every case, and the arguments as it left them."""
+def upstream_answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    """For case i: "i.returned.0" and on, and "i.NAME" for each tensor as upstream left it."""
     folder = tmp_path_factory.mktemp("interpreted")
-    torch.save([CASES[name][0](seed) for name, seed in IDS], folder / "calls.pt")
+    calls, tensors = [], {}
+    for number, (name, seed) in enumerate(IDS):
+        function, arguments = CASES[name][0](seed)
+        given = {key: value for key, value in arguments.items() if isinstance(value, Tensor)}
+        tensors |= {f"{number}.{key}": value for key, value in given.items()}
+        calls.append((function, {k: v for k, v in arguments.items() if k not in given}))
+    (folder / "calls.json").write_text(json.dumps(calls))
+    save_file(tensors, folder / "arguments.safetensors")
+    program = Path(__file__).with_name("interpret_upstream.py")
+    files = [folder / n for n in ("calls.json", "arguments.safetensors", "results.safetensors")]
     finished = subprocess.run(
-        [
-            sys.executable,
-            str(Path(__file__).with_name("interpret_upstream.py")),
-            str(folder / "calls.pt"),
-            str(folder / "results.pt"),
-        ],
-        env=os.environ | {"TRITON_INTERPRET": "1"},
+        ["env", "TRITON_INTERPRET=1", sys.executable, program, *files],
         capture_output=True,
         text=True,
         timeout=300,
         check=False,
     )
     assert finished.returncode == 0, finished.stderr[-4000:]
-    return dict(zip(IDS, torch.load(folder / "results.pt"), strict=True))
+    return load_file(files[-1])
 
 
 def computed_tokens(arguments: dict[str, Any], tokens: int) -> Tensor:
@@ -202,28 +204,33 @@ def computed_tokens(arguments: dict[str, Any], tokens: int) -> Tensor:
     return real if layout is None else torch.repeat_interleave(real, layout.diff())
 
 
-@pytest.mark.parametrize("case", IDS, ids=[f"{name}-{seed}" for name, seed in IDS])
+@pytest.mark.parametrize(
+    ("number", "name", "seed"),
+    [(number, *case) for number, case in enumerate(IDS)],
+    ids=[f"{name}-{seed}" for name, seed in IDS],
+)
 def test_reference_and_upstream_agree(
-    case: tuple[str, int], upstream_answers: dict[tuple[str, int], tuple[Any, dict[str, Any]]]
+    number: int, name: str, seed: int, upstream_answers: dict[str, Tensor]
 ) -> None:
-    name, arguments = CASES[case[0]][0](case[1])
+    function, arguments = CASES[name][0](seed)
     before = copy.deepcopy(arguments)
-    ours = getattr(host, name)(**arguments)
-    theirs, left_by_upstream = upstream_answers[case]
-    ours, theirs = (x if isinstance(x, tuple) else (x,) for x in (ours, theirs))
+    ours = getattr(host, function)(**arguments)
+    ours = ours if isinstance(ours, tuple) else (ours,)
     # The chunk kernels round what they write within a chunk to half precision.
-    tolerance = 2e-3 if name == "chunk_gated_delta_rule" else 2e-6
+    tolerance = 2e-3 if function == "chunk_gated_delta_rule" else 2e-6
     rows = computed_tokens(before, len(ours[0]))
     assert rows.any()
-    for mine, other in zip(ours, theirs, strict=True):
+    for place, mine in enumerate(ours):
         selected = rows if len(mine) == len(rows) else slice(None)
         torch.testing.assert_close(
-            mine[selected].float(), other[selected].float(), rtol=tolerance, atol=tolerance
+            mine[selected].float(),
+            upstream_answers[f"{number}.returned.{place}"][selected].float(),
+            rtol=tolerance,
+            atol=tolerance,
         )
     for key in ("state", "conv_states", "initial_state"):
         if key in arguments:
-            torch.testing.assert_close(
-                arguments[key], left_by_upstream[key], rtol=tolerance, atol=tolerance
-            )
-            unchanged = (before[key] == left_by_upstream[key]).flatten(1).all(1)
+            theirs = upstream_answers[f"{number}.{key}"]
+            torch.testing.assert_close(arguments[key], theirs, rtol=tolerance, atol=tolerance)
+            unchanged = (before[key] == theirs).flatten(1).all(1)
             assert torch.equal(arguments[key][unchanged], before[key][unchanged])
