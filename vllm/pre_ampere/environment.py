@@ -169,6 +169,11 @@ BASELINE: tuple[Variable[bool], ...] = (
 # Other projects' variables that decide something here.
 CUDA_DEVICE_ORDER = Variable("CUDA_DEVICE_ORDER", str, "How CUDA numbers the cards.")
 CUDA_VISIBLE_DEVICES = Variable("CUDA_VISIBLE_DEVICES", str, "Which cards CUDA shows.")
+TRITON_CACHE_DIR = Variable("TRITON_CACHE_DIR", str, "Where Triton keeps compiled kernels.")
+TORCHINDUCTOR_CACHE_DIR = Variable(
+    "TORCHINDUCTOR_CACHE_DIR", str, "Where Inductor keeps compiled graphs."
+)
+VLLM_CACHE_ROOT = Variable("VLLM_CACHE_ROOT", str, "Where vLLM keeps what it compiled.")
 TORCH_COMPILE_DISABLE = Variable("TORCH_COMPILE_DISABLE", str, "1 turns torch.compile off.")
 BREAKABLE_CUDAGRAPH = Variable(
     "VLLM_USE_BREAKABLE_CUDAGRAPH", _switch, "1 chooses upstream's breakable CUDA graphs."

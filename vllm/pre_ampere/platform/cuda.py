@@ -1,16 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The platform of a box with pre-Ampere cards. Imports only where upstream's CUDA build is installed."""
+"""The platform of a box with pre-Ampere cards. Imports only where upstream's CUDA build is."""
 
 from collections.abc import Collection
 from typing import ClassVar
 
 import torch
-
 from vllm.platforms.cuda import CudaPlatform
+from vllm.platforms.interface import DeviceCapability
+
 from vllm.pre_ampere import environment
 from vllm.pre_ampere.devices import (
+    Capability,
     Device,
     current_device,
+    emulated_devices,
     participating_devices,
     visible_devices,
 )
@@ -41,3 +44,52 @@ class PreAmpereCudaPlatform(PreAmperePlatform, CudaPlatform):
         return visible_devices(
             environment.CUDA_DEVICE_ORDER.get(), environment.CUDA_VISIBLE_DEVICES.get()
         )
+
+
+class EmulatedCudaPlatform(PreAmpereCudaPlatform):
+    """A newer card that answers, compiles and refuses as `VLLM_PRE_AMPERE_EMULATE` says."""
+
+    def __init__(self) -> None:
+        from vllm.pre_ampere import emulation
+
+        capabilities = self._capabilities()
+        cards = emulated_devices(capabilities, len(capabilities))
+        emulation.start(cards, PreAmpereCudaPlatform._visible())
+
+    @classmethod
+    def devices(cls, ranks: int) -> tuple[Device, ...]:
+        """The emulated cards of the ranks; as many as the variable lists, or all alike."""
+        return emulated_devices(cls._capabilities(), ranks)
+
+    @classmethod
+    def check_if_supports_dtype(cls, dtype: torch.dtype) -> None:
+        """The first question in a worker after its device is set, so Triton learns of it here."""
+        from vllm.pre_ampere import emulation
+
+        emulation.lower_for(cls.worker_device())
+        super().check_if_supports_dtype(dtype)
+
+    @classmethod
+    def get_device_capability(cls, device_id: int | None = None) -> DeviceCapability:
+        """Upstream's interface; `device_id` counts visible devices."""
+        device = cls.answering_device() if device_id is None else cls._visible()[device_id]
+        return DeviceCapability(*device.capability)
+
+    @classmethod
+    def get_device_name(cls, device_id: int | None = None) -> str:
+        """Upstream's interface; `device_id` counts visible devices."""
+        device = cls.answering_device() if device_id is None else cls._visible()[device_id]
+        return device.name
+
+    @classmethod
+    def _visible(cls) -> tuple[Device, ...]:
+        """The emulated cards in place of the visible ones."""
+        capabilities = cls._capabilities()
+        alike = len(capabilities) == 1
+        return cls.devices(len(super()._visible()) if alike else len(capabilities))
+
+    @classmethod
+    def _capabilities(cls) -> tuple[Capability, ...]:
+        capabilities = environment.EMULATE.get()
+        assert capabilities is not None, "the emulated platform was chosen without its variable"
+        return capabilities

@@ -1,0 +1,400 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`vllm serve` on a newer GPU that emulates Turing and Volta: boots, k=3 as k=0, what fixes do.
+
+    python3 benchmarks/emulated_serve.py --model tests/models/tiny-qwen3_5 --out results/
+
+Starts one server for each run of `RUNS` at the same time, in upstream's normal multi-process mode
+with CUDA graphs and Inductor, generates greedily after prompts of ten lengths, and profiles decode
+or verify steps. Writes one JSON with everything, each server's log, and a summary; ends 1 where a
+check fails.
+"""
+
+import argparse
+import concurrent.futures
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+LENGTHS = (19, 64, 130, 512, 1024, 1543, 3071, 6000, 9000, 13004)
+TOKENS = 256
+PROFILED_STEPS = 32
+_TESTS = Path(__file__).resolve().parents[1] / "tests" / "gpu"
+_TEXT = (
+    "In the beginning God created the heaven and the earth. And the earth was without form, and "
+    "void; and darkness was upon the face of the deep. And the Spirit of God moved upon the face "
+    "of the waters. And God said, Let there be light: and there was light. And God saw the light, "
+    "that it was good: and God divided the light from the darkness."
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """One server: what it emulates, its k, and the fix that is taken back."""
+
+    name: str
+    capability: str
+    k: int
+    reverts: str = ""
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+RUNS = (
+    Run("sm75-k0", "7.5", 0),
+    Run("sm75-k3", "7.5", 3),
+    Run("sm70-k0", "7.0", 0),
+    Run("sm70-k3", "7.0", 3),
+    Run("sm75-k3-without-baseline-fix", "7.5", 3, "baseline"),
+    Run("sm75-k3-without-verification-fix", "7.5", 3, "verification"),
+    Run(
+        "sm75-k3-without-gate-fix",
+        "7.5",
+        3,
+        "gate",
+        {"VLLM_SM70_QWEN_GDN_FULL_FORWARD": "1"},
+    ),
+)
+
+
+class Server:
+    """A `vllm serve` process group with caches, ranks' records and traces of its own."""
+
+    def __init__(self, run: Run, model: Path, port: int, out: Path, work: Path) -> None:
+        self.run, self.port = run, port
+        self.folder = work / run.name
+        self.log = out / f"{run.name}.log"
+        self.traces = self.folder / "traces"
+        environment = {
+            **os.environ,
+            **run.environment,
+            "VLLM_PRE_AMPERE_EMULATE": run.capability,
+            "VLLM_PRE_AMPERE_RANK_RECORD_DIR": str(self.folder / "ranks"),
+            "TRITON_CACHE_DIR": str(self.folder / "triton"),
+            "TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor"),
+            "VLLM_CACHE_ROOT": str(self.folder / "vllm"),
+        }
+        if run.reverts in ("baseline", "verification"):
+            environment["EMULATED_SERVE_REVERT"] = run.reverts
+            environment["PYTHONPATH"] = f"{_plugin(work)}:{environment.get('PYTHONPATH', '')}"
+        profiler = {
+            "profiler": "torch",
+            "torch_profiler_dir": str(self.traces),
+            "torch_profiler_with_stack": False,
+            "ignore_frontend": True,
+            "delay_iterations": 12,
+            "max_iterations": PROFILED_STEPS,
+        }
+        self.command = [
+            *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)),
+            *("--port", str(port), "--served-model-name", "model", "--max-num-seqs", "4"),
+            *("--max-model-len", str(LENGTHS[-1] + TOKENS + 64), "--seed", "0"),
+            *("--kv-cache-memory-bytes", str(2 << 30), "--gpu-memory-utilization", "0.08"),
+            *("--generation-config", "vllm", "--no-enable-prefix-caching"),
+            *("--profiler-config", json.dumps(profiler)),
+        ]
+        if run.k:
+            speculation = {"method": "mtp", "num_speculative_tokens": run.k}
+            self.command += ["--speculative-config", json.dumps(speculation)]
+        self.folder.mkdir(parents=True)
+        self.started = time.monotonic()
+        self._process = subprocess.Popen(
+            self.command,
+            env=environment,
+            stdout=self.log.open("w"),
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def wait_until_ready(self, deadline: float) -> float:
+        """Seconds from the start until it answers.
+
+        Raises:
+            RuntimeError: it ended before, or `deadline` (monotonic) passed.
+        """
+        while time.monotonic() < deadline:
+            if self._process.poll() is not None:
+                raise RuntimeError(f"the server ended with status {self._process.returncode}")
+            try:
+                urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=5)
+                return time.monotonic() - self.started
+            except (urllib.error.URLError, ConnectionError, TimeoutError):
+                time.sleep(0.5)
+        raise RuntimeError("the server did not answer in time")
+
+    def post(self, path: str, body: dict[str, Any] | None, deadline: float) -> dict[str, Any]:
+        request = urllib.request.Request(
+            f"http://127.0.0.1:{self.port}{path}",
+            data=json.dumps(body or {}).encode(),
+            headers={"Content-Type": "application/json"},
+        )
+        timeout = max(1.0, deadline - time.monotonic())
+        try:
+            with urllib.request.urlopen(request, timeout=timeout) as answer:
+                text = answer.read()
+        except urllib.error.HTTPError as error:
+            raise RuntimeError(f"{path} answered {error.code}: {error.read()[:500]!r}") from error
+        return json.loads(text) if text.strip() else {}
+
+    def generate(self, prompt: list[int], tokens: int, deadline: float) -> list[int]:
+        body = {
+            "model": "model",
+            "prompt": prompt,
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "return_token_ids": True,
+        }
+        return self.post("/v1/completions", body, deadline)["choices"][0]["token_ids"]
+
+    def metric(self, name: str) -> float | None:
+        with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
+            found = re.findall(rf"^{name}\{{[^}}]*\}} (\S+)$", answer.read().decode(), re.MULTILINE)
+        return float(found[0]) if found else None
+
+    def stop(self) -> None:
+        if self._process.poll() is None:
+            os.killpg(self._process.pid, signal.SIGTERM)
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+
+
+def _plugin(work: Path) -> Path:
+    """A folder from which Python sees the reverted fixes as an installed plug-in."""
+    folder = work / "plugin"
+    information = folder / "reverted_fix-0.dist-info"
+    if not information.exists():
+        information.mkdir(parents=True)
+        for name in ("reverted_fix.py", "gating_kernel.py"):
+            shutil.copy(_TESTS / name, folder / name)
+        (information / "METADATA").write_text(
+            "Metadata-Version: 2.1\nName: reverted-fix\nVersion: 0\n"
+        )
+        (information / "entry_points.txt").write_text(
+            "[vllm.general_plugins]\nreverted_fix = reverted_fix:register\n"
+        )
+    return folder
+
+
+def prompts(model: Path) -> list[list[int]]:
+    """One prompt of each length, each with another beginning."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    text = tokenizer.encode(f"{_TEXT} ").ids
+    made = []
+    for index, length in enumerate(LENGTHS):
+        head = tokenizer.encode(f"Chapter {index + 1}. ").ids
+        made.append((head + text * (length // len(text) + 1))[:length])
+    return made
+
+
+def measure(server: Server, asked: list[list[int]], deadline: float) -> dict[str, Any]:
+    """Everything one server is asked; a failure is recorded under "error", with the log's end."""
+    result: dict[str, Any] = {**asdict(server.run), "command": server.command}
+    try:
+        result["ready_after_s"] = round(server.wait_until_ready(deadline), 1)
+        result["answers"] = [server.generate(prompt, TOKENS, deadline) for prompt in asked]
+        result["generated_after_s"] = round(time.monotonic() - server.started, 1)
+        if server.run.k:
+            drafts = server.metric("vllm:spec_decode_num_drafts_total")
+            accepted = server.metric("vllm:spec_decode_num_accepted_tokens_total")
+            if drafts and accepted is not None:
+                result["acceptance_length"] = round(1 + accepted / drafts, 3)
+        server.post("/start_profile", None, deadline)
+        steps = (PROFILED_STEPS + 30) * (server.run.k + 1)
+        server.generate(asked[2], steps, deadline)
+        server.post("/stop_profile", None, deadline)
+        (trace,) = server.traces.rglob("*.pt.trace.json*")
+        result["trace"] = str(trace)
+        result["finished_after_s"] = round(time.monotonic() - server.started, 1)
+    except (RuntimeError, KeyError, ValueError, OSError) as error:
+        result["error"] = f"{type(error).__name__}: {error}"
+    finally:
+        server.stop()
+    log = server.log.read_text(errors="replace")
+    result["auto_settings"] = len(set(re.findall(r"Auto-setting (VLLM_\w+=\S+)", log)))
+    result["banner"] = "EMULATION, NOT A" in log
+    result["ranks"] = [
+        json.loads(path.read_text()) for path in sorted(server.folder.glob("ranks/rank*.json"))
+    ]
+    if "error" in result:
+        result["log_end"] = log.splitlines()[-60:]
+    return result
+
+
+def refused_launches(out: Path, work: Path) -> list[dict[str, Any]]:
+    """The first fix taken back: launches that ask for more than a block of the card has."""
+    results = []
+    for capability in ("7.5", "7.0"):
+        environment = {
+            **os.environ,
+            "VLLM_PRE_AMPERE_EMULATE": capability,
+            "TRITON_CACHE_DIR": str(work / f"launches-{capability}" / "triton"),
+        }
+        command = [sys.executable, str(_TESTS / "refused_launches.py")]
+        answer = subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=300, check=False
+        )
+        (out / f"launches-{capability}.log").write_text(answer.stdout + answer.stderr)
+        lines = answer.stdout.strip().splitlines()
+        if answer.returncode or not lines:
+            results.append({"capability": capability, "error": answer.stderr[-3000:]})
+        else:
+            results.append(json.loads(lines[-1]))
+    return results
+
+
+def add_census(results: list[dict[str, Any]]) -> None:
+    """Count what each run's trace holds; a trace that cannot be counted is that run's error."""
+    from vllm.pre_ampere.census import own_triton_kernels, read_trace
+
+    own = own_triton_kernels()
+    for result in results:
+        if "trace" not in result:
+            continue
+        try:
+            result["census"] = read_trace(Path(result.pop("trace")), own).to_json()
+        except ValueError as error:
+            result |= {"error": f"census: {error}", "log_end": []}
+
+
+def checks(results: list[dict[str, Any]], launches: list[dict[str, Any]]) -> dict[str, Any]:
+    """What the runs have to show, each with the numbers it rests on."""
+    by_name = {result["name"]: result for result in results}
+    found: dict[str, Any] = {}
+    for name in ("sm75-k0", "sm75-k3", "sm70-k0", "sm70-k3"):
+        found[f"{name} boots, emulated and with its banner"] = (
+            "error" not in by_name[name]
+            and by_name[name]["banner"]
+            and by_name[name]["auto_settings"] == 9
+        )
+    for card in ("sm75", "sm70"):
+        without, with_drafts = (by_name[f"{card}-k{k}"].get("answers", []) for k in (0, 3))
+        equal = [a == b for a, b in zip(without, with_drafts, strict=False)]
+        found[f"{card}: k=3 equals k=0 at all {len(LENGTHS)} lengths"] = equal == [True] * 10
+    reverted = by_name["sm75-k3-without-baseline-fix"]
+    found["without the baseline fix a Turing box gets no defaults"] = reverted["auto_settings"] == 0
+    turing = next(launch for launch in launches if launch["capability"] == "7.5")
+    message = turing.get("over", "")
+    found["a launch over the limit fails with both numbers"] = (
+        "65536" in message and str(turing.get("needed")) in message
+    )
+    found["flashqla_sm70 is refused with both numbers"] = all(
+        number in turing.get("refusal", "") for number in ("86016", "65536")
+    )
+    elementwise, launched = {}, {}
+    for name, result in by_name.items():
+        if "census" in result:
+            layer = result["census"]["gdn_layer"]
+            elementwise[name] = sum(n for kind, n in layer.items() if "elementwise" in kind)
+            launched[name] = sum(layer.values())
+    needed = {"sm75-k0", "sm75-k3", "sm75-k3-without-gate-fix", "sm75-k3-without-verification-fix"}
+    found["every run on Turing was profiled"] = needed <= elementwise.keys()
+    if needed <= elementwise.keys():
+        speculative = elementwise["sm75-k3"]
+        found["speculation adds no ATen elementwise launch to a GDN layer"] = (
+            speculative <= elementwise["sm75-k0"]
+        )
+        found["the eager wrapper adds at least ten to a GDN layer"] = (
+            elementwise["sm75-k3-without-gate-fix"] - speculative >= 10
+        )
+        found["two kernels in place of one add a launch to a GDN layer"] = (
+            launched["sm75-k3-without-verification-fix"] > launched["sm75-k3"]
+        )
+    return {
+        "passed": found,
+        "elementwise_a_gdn_layer": elementwise,
+        "launches_a_gdn_layer": launched,
+    }
+
+
+def device_facts() -> dict[str, str]:
+    """The GPU below the emulation, and the software on it."""
+    import torch
+    import triton
+
+    from vllm.pre_ampere.devices import nvml_devices
+
+    device = next(iter(nvml_devices()), None)
+    name = f"{device.name} ({device.architecture})" if device else "no GPU"
+    return {"device": name, "torch": torch.__version__, "triton": triton.__version__}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--work", type=Path, default=Path("/tmp/emulated-serve"))
+    parser.add_argument("--commit", required=True)
+    parser.add_argument("--seconds", type=float, default=500, help="for everything together")
+    parser.add_argument("--only", nargs="*", default=[], help="names of runs; all if left out")
+    arguments = parser.parse_args()
+    deadline = time.monotonic() + arguments.seconds
+    facts = device_facts()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(arguments.work, ignore_errors=True)
+    asked = prompts(arguments.model)
+    model = arguments.model.resolve()
+    runs = [run for run in RUNS if not arguments.only or run.name in arguments.only]
+    servers = [
+        Server(run, model, 8100 + index, arguments.out, arguments.work)
+        for index, run in enumerate(runs)
+    ]
+    with concurrent.futures.ThreadPoolExecutor(len(servers) + 1) as pool:
+        launching = pool.submit(refused_launches, arguments.out, arguments.work)
+        measuring = [pool.submit(measure, server, asked, deadline - 40) for server in servers]
+        results = [future.result() for future in measuring]
+        launches = launching.result()
+    add_census(results)
+    record = {
+        "what": "vllm serve on a newer GPU that emulates Turing and Volta",
+        "commit": arguments.commit,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        **facts,
+        "one_configuration_a_kernel": os.environ.get("TRITON_ONE_CONFIG", "0"),
+        "command": " ".join([Path(sys.executable).name, *sys.argv]),
+        "lengths": LENGTHS,
+        "tokens": TOKENS,
+        "runs": results,
+        "launches": launches,
+    }
+    verdict: dict[str, Any] = {"passed": {}}
+    if not arguments.only:
+        verdict = checks(results, launches)
+    record |= verdict
+    (arguments.out / "emulated_serve.json").write_text(json.dumps(record, indent=1) + "\n")
+    for result in results:
+        print(summary(result))
+    for name, passed in verdict["passed"].items():
+        print(f"{'passed' if passed else 'FAILED'}  {name}")
+    return 0 if all(verdict["passed"].values()) else 1
+
+
+def summary(result: dict[str, Any]) -> str:
+    if "error" in result:
+        return f"{result['name']}: {result['error']}\n  " + "\n  ".join(result["log_end"][-25:])
+    census = result.get("census", {})
+    classes = {kind: round(count[0], 1) for kind, count in census.get("classes", {}).items()}
+    return (
+        f"{result['name']}: ready after {result['ready_after_s']} s, done after "
+        f"{result['finished_after_s']} s, {result['auto_settings']} defaults, acceptance length "
+        f"{result.get('acceptance_length')}, launches a step {classes}, a GDN layer "
+        f"{census.get('gdn_layer')}"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
