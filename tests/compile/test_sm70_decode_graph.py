@@ -12,7 +12,7 @@ from vllm.pre_ampere.baseline import BaselineRecord, Decision
 from vllm.pre_ampere.devices import Device
 from vllm.pre_ampere.platform import hooks
 
-TURING = [Device(0, "Tesla T4", (7, 5))]
+VOLTA = [Device(0, "Tesla V100-SXM2-32GB", (7, 0))]
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def open_config(**settings: object) -> VllmConfig:
 
 
 def apply(config: VllmConfig) -> BaselineRecord:
-    return baseline.apply(config, TURING, ())
+    return baseline.apply(config, VOLTA, ())
 
 
 def decisions(record: BaselineRecord) -> dict[str, Decision]:

@@ -95,7 +95,7 @@ def test_what_the_user_set_stays_and_the_record_says_so(
     log: Lines, clean_environment: pytest.MonkeyPatch
 ) -> None:
     clean_environment.setenv("VLLM_SM70_GDN_KKT_SCHEDULE", "0")
-    record = apply([TURING])
+    record = apply([VOLTA])
     kept = [entry for entry in record.variables if entry.decision is Decision.KEPT]
     assert [(entry.name, entry.value) for entry in kept] == [("VLLM_SM70_GDN_KKT_SCHEDULE", "0")]
     assert os.environ["VLLM_SM70_GDN_KKT_SCHEDULE"] == "0"
@@ -103,9 +103,9 @@ def test_what_the_user_set_stays_and_the_record_says_so(
 
 
 def test_a_second_run_of_the_hook_changes_and_logs_nothing(log: Lines) -> None:
-    first = apply([TURING])
+    first = apply([VOLTA])
     lines, values = log(), {name: os.environ[name] for name in NAMES}
-    second = apply([TURING])
+    second = apply([VOLTA])
     assert log() == lines
     assert {name: os.environ[name] for name in NAMES} == values
     assert second.variables == first.variables
@@ -117,7 +117,7 @@ def test_a_value_that_is_neither_0_nor_1_is_an_error_that_names_the_setting(
 ) -> None:
     clean_environment.setenv(name, "yes")
     with pytest.raises(environment.EnvironmentVariableError, match=f"{name}='yes': use 0 or 1"):
-        apply([TURING])
+        apply([VOLTA])
 
 
 def disabled_by_mode() -> VllmConfig:
@@ -141,7 +141,7 @@ def test_the_policy_is_left_where_the_user_disabled_compilation(
     if variable is not None and value is not None:
         clean_environment.setenv(variable, value)
     config = disabled_by_mode() if variable is None else VllmConfig()
-    record = apply([TURING], config)
+    record = apply([VOLTA], config)
     assert record.variables[-1].name == "VLLM_SM70_FLASH_V100_0DOT3_COMPILE_GRAPH"
     assert record.variables[-1].decision is Decision.LEFT
     assert "compilation is disabled by" in record.variables[-1].reason
@@ -159,7 +159,7 @@ def test_the_policy_is_left_where_the_user_disabled_compilation(
 def test_an_attention_backend_of_anothers_turns_the_baseline_off(
     log: Lines, backend: AttentionBackendEnum, active: bool
 ) -> None:
-    record = apply([TURING], VllmConfig(attention_config=AttentionConfig(backend=backend)))
+    record = apply([VOLTA], VllmConfig(attention_config=AttentionConfig(backend=backend)))
     assert record.active is active
     assert bool(log()) is active
     if not active:

@@ -149,9 +149,10 @@ class GatedDeltaNetCore:
                 )
             )
             return
-        self._recurrent_update(
-            mixed_qkv, b, a, out, state, slots, metadata.non_spec_query_start_loc, None
-        )
+        query_start_loc = metadata.non_spec_query_start_loc
+        assert query_start_loc is not None
+        query_start_loc = query_start_loc[: len(slots) + 1]
+        self._recurrent_update(mixed_qkv, b, a, out, state, slots, query_start_loc, None)
 
     def verify(
         self,
