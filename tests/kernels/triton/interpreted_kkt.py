@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Cases for Triton's interpreter, which must be chosen (TRITON_INTERPRET=1) before Triton is imported.
+"""Cases for Triton's interpreter, chosen by TRITON_INTERPRET=1 before Triton is imported.
 
 `test_chunk_scaled_dot_kkt.py` runs them in a process of their own.
 """

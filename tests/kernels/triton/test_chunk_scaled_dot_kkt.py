@@ -43,11 +43,19 @@ def test_it_meets_the_tensor_cores() -> None:
         "cu_seqlens": "i32",
         "chunk_indices": "i32",
     }
-    constants = dict(H=16, KEY_HEADS=8, K=128, CHUNK=64, BLOCK_K=64, HAS_GATE=True, VARLEN=True)
     turing_mma.enable()
     try:
         compiled = compile_for_turing(
-            chunk_scaled_dot_kkt.chunk_scaled_dot_kkt_kernel, operands, ("T",), **constants
+            chunk_scaled_dot_kkt.chunk_scaled_dot_kkt_kernel,
+            operands,
+            ("T",),
+            H=16,
+            KEY_HEADS=8,
+            K=128,
+            CHUNK=64,
+            BLOCK_K=64,
+            HAS_GATE=True,
+            VARLEN=True,
         )
     finally:
         turing_mma.disable()

@@ -15,6 +15,7 @@ from triton.backends.nvidia.compiler import CUDABackend
 from turing_kernels import (
     TURING,
     batched,
+    block,
     chained,
     compile_block,
     compile_for_turing,
@@ -50,7 +51,7 @@ def test_stock_triton_has_no_tensor_core_instruction_for_turing() -> None:
 @pytest.mark.parametrize(
     ("options", "instruction", "instructions"),
     [
-        # Each warp of four has 64*64/4 results of 32 k: 2*4 (m, n) tiles of 16x8, 4 steps of 8 in k.
+        # Each warp of four has 64*64/4 results of 32 k: 2*4 tiles of 16x8, 4 steps of 8 in k.
         ({}, HMMA, 32),
         ({"num_warps": 1}, HMMA, 128),
         ({"num_warps": 8}, HMMA, 16),
@@ -125,7 +126,8 @@ def test_what_turing_cannot_multiply_is_compiled_as_stock_with_one_log_line(
     finally:
         turing_mma.disable()
     assert compiled.ptx == stock.ptx
-    assert compiled.way is not None and compiled.way.startswith("refused: it multiplies ")
+    assert compiled.way is not None
+    assert compiled.way.startswith("refused: it multiplies ")
     assert len(caplog.records) == 1
     assert "Triton kernel block keeps Triton's own lowering" in caplog.text
 
@@ -319,3 +321,39 @@ def test_a_hook_over_ours_survives_disable() -> None:
         assert compile_block().tensor_core == {}
     finally:
         knobs.runtime.add_stages_inspection_hook = None
+
+
+def test_a_hook_over_ours_may_make_its_own_ptx() -> None:
+    """As emulation does, which has PTX made for another architecture than the assembler's."""
+    turing_mma.enable()
+    below = knobs.runtime.add_stages_inspection_hook
+
+    def over(*arguments: Any) -> Any:
+        answer = below(*arguments)
+        if arguments:
+            backend, stages, options, _, capability = arguments
+            stages["ptx"] = lambda source, metadata: backend.make_ptx(
+                source, metadata, options, capability
+            )
+        return answer
+
+    knobs.runtime.add_stages_inspection_hook = over
+    try:
+        assert compile_block().tensor_core == {HMMA: 32}
+    finally:
+        turing_mma.disable()
+        knobs.runtime.add_stages_inspection_hook = None
+
+
+def test_kernels_loaded_before_are_looked_up_again_where_triton_would_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for version, kept in (("3.6.0", False), ("3.7.1", True)):
+        monkeypatch.setattr(turing_mma.triton, "__version__", version)
+        block.device_caches[0] = ("loaded",)
+        turing_mma.enable()
+        try:
+            assert (0 in block.device_caches) == kept
+        finally:
+            turing_mma.disable()
+            block.device_caches.clear()

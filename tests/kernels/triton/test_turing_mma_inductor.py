@@ -72,5 +72,7 @@ def test_a_plain_triton_program_needs_no_vllm_engine() -> None:
         " 'vllm.model_executor', 'vllm.v1'))]\n"
         "print(engine)\n"
     )
-    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert run.stdout.strip() == "[]"

@@ -131,9 +131,7 @@ def test_the_rewritten_instruction_computes_the_product(
     for names, layout, matrix in zip((a, b, c), layouts, (left, right, start), strict=True):
         warp.write(names, layout, matrix)
     warp.run(ptx)
-    np.testing.assert_array_equal(
-        warp.read(d, layouts[2], (rows, columns)), left @ right + start
-    )
+    np.testing.assert_array_equal(warp.read(d, layouts[2], (rows, columns)), left @ right + start)
 
 
 @pytest.mark.parametrize(

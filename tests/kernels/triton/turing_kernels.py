@@ -128,9 +128,9 @@ def compile_for_turing(
 ) -> Compiled:
     """Compile without a GPU; pointers and integers are taken as multiples of 16."""
     signature = {name: f"*{dtype}" for name, dtype in pointers.items()}
-    signature |= {name: "i32" for name in integers}
+    signature |= dict.fromkeys(integers, "i32")
     aligned = {(i,): [["tt.divisibility", 16]] for i in range(len(signature))}
-    signature |= {name: "constexpr" for name in constants}
+    signature |= dict.fromkeys(constants, "constexpr")
     source = ASTSource(kernel, signature, constexprs=constants, attrs=aligned)
     compiled = triton.compile(source, target=target, options={"num_warps": num_warps})
     code = _disassemble(compiled.asm["cubin"])

@@ -1,4 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
 """The key products of a chunk, scaled by beta and the decay, on tensor cores.
 
 The same quantity as `chunk_scaled_dot_kkt_fwd` of flash-linear-attention (vLLM 0.32's copy is in

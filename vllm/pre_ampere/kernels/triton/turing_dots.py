@@ -39,6 +39,7 @@ class Dot:
 
     @property
     def types(self) -> tuple[str, str, str]:
+        """(a, b, result)."""
         return self.a, self.b, self.result
 
 

@@ -41,7 +41,7 @@ logger = logging.getLogger(__name__)
 Stage = Callable[[Any, MutableMapping[str, Any]], Any]
 
 METADATA_KEY = "turing_mma"
-"""Where a compiled kernel's metadata says which way it went: one of the next two, or "refused: …"."""
+"""Where a compiled kernel's metadata says which way it went: one of these two, or "refused: …"."""
 ON_TENSOR_CORES = "tensor cores"
 NOTHING_TO_GAIN = "no product of fp16 or int8"
 
@@ -51,7 +51,7 @@ _SHARED_MEMORY = Device(index=0, name="", capability=(7, 5)).shared_memory_per_b
 _STAGES = ("ttir", "ttgir", "llir", "ptx", "cubin")
 
 
-class _Refused(Exception):
+class _RefusedError(Exception):
     """The kernel stays on Triton's own path; the text says why."""
 
 
@@ -60,8 +60,8 @@ class _Kernel:
 
     The first of our stages makes the whole kernel at once, down to the cubin, so that a failure in
     any step can still be answered with Triton's own path from the start. The later stages hand out
-    what was made; to any other input (an override of the user's, or a refused kernel) they apply
-    the stage they replaced.
+    what was made; to any other input (another hook's, an override of the user's, or that of a
+    refused kernel) they apply the stage they replaced.
     """
 
     def __init__(self, backend: Any, options: Any, stages: Mapping[str, Stage]) -> None:
@@ -82,9 +82,9 @@ class _Kernel:
             return self._stock["ttgir"](module, metadata)
         try:
             if products.refusal is not None:
-                raise _Refused(products.refusal)
+                raise _RefusedError(products.refusal)
             return self._make(text, module.context, metadata)
-        except _Refused as refused:
+        except _RefusedError as refused:
             _log_refusal(products.kernel, str(refused))
             metadata[METADATA_KEY] = f"refused: {refused}"
             return self._stock["ttgir"](module, metadata)
@@ -93,7 +93,7 @@ class _Kernel:
         """Compile the kernel, keep what each later stage will hand out, and return the TTGIR.
 
         Raises:
-            _Refused: a step failed, or the result is not for this card.
+            _RefusedError: a step failed, or the result is not for this card.
         """
         trial = dict(metadata)
         one_stage = dataclasses.replace(self._options, num_stages=1)
@@ -106,18 +106,20 @@ class _Kernel:
             llir = self._stock["llir"](module, trial)
             ptx, instructions = turing_ptx.for_turing(self._stock["ptx"](llir, trial))
             if not instructions:
-                raise _Refused("no tensor-core instruction came out of its products")
+                raise _RefusedError("no tensor-core instruction came out of its products")
             newer = turing_ptx.first_beyond_turing(ptx)
             if newer is not None:
-                raise _Refused(f"its PTX holds {newer}, which Turing does not have")
+                raise _RefusedError(f"its PTX holds {newer}, which Turing does not have")
             if trial["shared"] > _SHARED_MEMORY:
-                raise _Refused(
+                raise _RefusedError(
                     f"it would need {trial['shared']} bytes of shared memory on the tensor cores, "
                     f"and a block has {_SHARED_MEMORY}; a smaller tile would do"
                 )
             cubin = self._stock["cubin"](ptx, trial)
         except (RuntimeError, PTXASError) as error:
-            raise _Refused(f"compiling it for the tensor cores failed: {_first_line(error)}") from error
+            raise _RefusedError(
+                f"compiling it for the tensor cores failed: {_first_line(error)}"
+            ) from error
         metadata.update(trial)
         metadata[METADATA_KEY] = ON_TENSOR_CORES
         self._made = [(ttgir, llir), (llir, ptx), (ptx, cubin)]
@@ -127,6 +129,9 @@ class _Kernel:
         for given, made in self._made:
             if source is given:
                 return made
+        if name == "cubin" and self._made:
+            # A hook over ours made the PTX once more, from our LLVM IR.
+            source, _ = turing_ptx.for_turing(source)
         return self._stock[name](source, metadata)
 
 
@@ -218,6 +223,7 @@ def disable() -> None:
 
 
 def is_enabled() -> bool:
+    """Whether `enable` was called, with success, and `disable` was not since."""
     return _hook is not None
 
 

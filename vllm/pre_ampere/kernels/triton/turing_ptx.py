@@ -6,9 +6,12 @@ m16n8k8, one for each half of k; and the integer m16n8k32 is four m8n8k16, one f
 and of k. Fragment layouts: PTX ISA, "Matrix Fragments for mma.m16n8k8", "… m16n8k16",
 "… m8n8k16" and "… m16n8k32".
 
-    fp16   a0 a1 | b0   hold k 0-7 of both halves of m;   a2 a3 | b1   k 8-15
-    int8   a0 | b0   rows 0-7, k 0-15   a1   rows 8-15   a2 | b1   rows 0-7, k 16-31   a3   rows 8-15
-           d0 d1   rows 0-7              d2 d3   rows 8-15
+    fp16   a0 a1 | b0   k 0-7, all rows
+           a2 a3 | b1   k 8-15, all rows
+    int8   a0 a1 | b0   k 0-15, a0 rows 0-7, a1 rows 8-15
+           a2 a3 | b1   k 16-31, a2 rows 0-7, a3 rows 8-15
+           d0 d1        rows 0-7
+           d2 d3        rows 8-15
 
 All results but the last instruction's pass through registers of their own, so no destination is
 written before every source has been read, whatever registers LLVM chose.
@@ -22,8 +25,8 @@ _MMA = re.compile(
     r"(?P<types>\w+\.\w+\.\w+\.\w+)\s*"
     r"\{(?P<d>[^}]*)\},\s*\{(?P<a>[^}]*)\},\s*\{(?P<b>[^}]*)\},\s*\{(?P<c>[^}]*)\};"
 )
-# What the assembler refuses for sm_75, as far as Triton has a use for it. PTX ISA, "Target ISA Notes"
-# of each instruction; a test holds the list against the assembler.
+# What the assembler refuses for sm_75, as far as Triton has a use for it (PTX ISA, "Target ISA
+# Notes" of each instruction). A test holds the list against the assembler.
 _BEYOND_TURING = re.compile(
     r"\b(?:cp\.async|cp\.reduce|createpolicy|redux\.sync|mbarrier|stmatrix|wgmma|tcgen05"
     r"|griddepcontrol|setmaxnreg|barrier\.cluster|fence\.proxy"
@@ -63,7 +66,7 @@ def for_turing(ptx: str) -> tuple[str, int]:
 
 
 def first_beyond_turing(ptx: str) -> str | None:
-    """The first instruction in the PTX that needs a newer card than Turing; None where there is none."""
+    """The first instruction in the PTX that needs a newer card than Turing; None for none."""
     found = _BEYOND_TURING.search(ptx)
     return found[0] if found else None
 
