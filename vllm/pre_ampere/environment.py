@@ -178,6 +178,11 @@ TORCH_COMPILE_DISABLE = Variable("TORCH_COMPILE_DISABLE", str, "1 turns torch.co
 BREAKABLE_CUDAGRAPH = Variable(
     "VLLM_USE_BREAKABLE_CUDAGRAPH", _switch, "1 chooses upstream's breakable CUDA graphs."
 )
+COMPUTE_NANS_IN_LOGITS = Variable(
+    "VLLM_COMPUTE_NANS_IN_LOGITS",
+    _switch,
+    "1 has upstream count NaN logits. A guard sets it for float16 models; 0 turns that guard off.",
+)
 
 OURS: tuple[Variable[object], ...] = (
     EMULATE,
