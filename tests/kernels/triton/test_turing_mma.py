@@ -2,6 +2,7 @@
 """The tensor-core lowering, compiled for sm_75 without a GPU: what it takes, and what it leaves."""
 
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from turing_kernels import (
     compile_for_turing,
     compile_matmul,
     mixed,
+    of_ones,
 )
 
 from vllm.pre_ampere.kernels.triton import turing_mma, turing_ptx
@@ -91,6 +93,41 @@ def test_a_three_dimensional_product_uses_tensor_cores() -> None:
     compiled = compile_for_turing(batched, operands, G=8, M=32, N=16, K=32)
     # 8 products of 2 x 2 tiles in 4 steps over 4 warps.
     assert compiled.tensor_core == {HMMA: 32}
+
+
+def _overwritten_operands(ptx: str) -> set[str]:
+    """Registers that an instruction reads as operands after the one before has written them."""
+    lists = [re.findall(r"\{(.*?)\}", line) for line in re.findall(r"mma\.sync.*", ptx)]
+    pairs = [[set(part.replace(" ", "").split(",")) for part in one] for one in lists]
+    return {
+        register
+        for first, second in zip(pairs[::2], pairs[1::2], strict=True)
+        for register in first[0] & (second[1] | second[2])
+    }
+
+
+def test_no_operand_is_overwritten_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it is in the two instructions that Triton itself would write for Turing, for constants."""
+    operands = {"b": "fp16", "c": "fp16"}
+    turing_mma.enable()
+    try:
+        ours = compile_for_turing(of_ones, operands, num_warps=1, N=16)
+        make_ttgir = CUDABackend.make_ttgir
+
+        def with_turings_layout(mod: Any, metadata: Any, opt: Any, capability: int) -> Any:
+            made = str(make_ttgir(mod, metadata, opt, capability))
+            turings = made.replace("versionMinor = 0", "versionMinor = 1")
+            return turing_mma._parse(turings, mod.context)
+
+        monkeypatch.setattr(CUDABackend, "make_ttgir", staticmethod(with_turings_layout))
+        monkeypatch.setattr(turing_ptx, "for_turing", lambda ptx: (ptx, 1))
+        monkeypatch.setattr(turing_mma, "_source_digest", lambda: "-tritons-own")
+        tritons = compile_for_turing(of_ones, operands, num_warps=1, N=16)
+    finally:
+        turing_mma.disable()
+    assert ours.ptx.count("mma.sync") == tritons.ptx.count("mma.sync") == 4
+    assert _overwritten_operands(ours.ptx) == set()
+    assert _overwritten_operands(tritons.ptx) != set()
 
 
 @pytest.mark.usefixtures("enabled")

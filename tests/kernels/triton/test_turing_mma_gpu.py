@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from triton import knobs
 from triton.backends.nvidia.compiler import CUDABackend
-from turing_kernels import batched, chained, matmul, mixed
+from turing_kernels import batched, chained, matmul, mixed, of_ones
 
 from vllm.pre_ampere.devices import emulated_devices
 from vllm.pre_ampere.emulation import lower_for
@@ -144,6 +144,15 @@ def test_chained_products_are_exact(num_warps: int, block_m: int, block_n: int, 
     kernel = chained[grid](q, k, v, out, size, BM=block_m, BN=block_n, D=head, num_warps=num_warps)
     assert kernel.metadata.turing_mma == turing_mma.ON_TENSOR_CORES
     assert torch.equal(out.double(), (q.double() @ k.double().T) @ v.double())
+
+
+@pytest.mark.parametrize("num_warps", [1, 4])
+def test_a_constant_may_be_operand_and_accumulator(num_warps: int) -> None:
+    b = _integers(np.random.default_rng(23), 32, 32, limit=8, dtype=torch.float16)
+    out = torch.empty(32, 32, device="cuda", dtype=torch.float16)
+    kernel = of_ones[(1,)](b, out, N=32, num_warps=num_warps)
+    assert kernel.metadata.turing_mma == turing_mma.ON_TENSOR_CORES
+    assert torch.equal(out.double(), (1 + b.double().sum(0)).expand(32, 32))
 
 
 @pytest.mark.parametrize("num_warps", [1, 2, 4, 8])

@@ -57,9 +57,11 @@ _SCALAR: Mapping[str, Launch] = {
         8, "the only tile that does not spill at 8 warps with half the shared memory", {"BK": 32}
     ),
     "solve_tril": Launch(4, "its products are of fp32 on every card"),
-    "recompute_w_u": Launch(8, "88 bytes a thread spill; 296 with 4 warps, 7416 with 2"),
+    "recompute_w_u": Launch(
+        8, "at most 88 bytes a thread spill; over 280 with 4 warps, over 7 KB with 2"
+    ),
     "chunk_delta_h": Launch(
-        4, "1.7 KB a thread spill; 5.8 KB with 2 warps, three times that with BV 64", {"BV": 32}
+        4, "1.3 to 1.7 KB a thread spill; over 5 KB with 2 warps or with BV 64", {"BV": 32}
     ),
     "chunk_o": Launch(
         8, "112 bytes a thread spill; at least twice that with a larger tile", {"BK": 32, "BV": 32}
