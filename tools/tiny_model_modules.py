@@ -22,8 +22,9 @@ def tiny_config(vocab_size: int, end_of_turn: int, end_of_text: int) -> Qwen3_5T
     """Qwen3.5's text configuration at a size of 3 million parameters.
 
     The GDN heads keep the real K = V = 128 and every head count splits evenly over two ranks.
-    Keys that only vLLM reads (`mtp_num_hidden_layers`, `mamba_ssm_dtype`, ...) have the values
-    of released Qwen3.5 checkpoints.
+    The three-part rotary positions of released checkpoints are left out: for text they are one
+    position three times, and upstream's CPU drafter corrupts memory with them. Keys that only
+    vLLM reads (`mtp_num_hidden_layers`, `mamba_ssm_dtype`, ...) are as in released checkpoints.
     """
     return Qwen3_5TextConfig(
         vocab_size=vocab_size,
@@ -45,9 +46,6 @@ def tiny_config(vocab_size: int, end_of_turn: int, end_of_text: int) -> Qwen3_5T
             "rope_type": "default",
             "rope_theta": 10000000.0,
             "partial_rotary_factor": 0.25,
-            "mrope_interleaved": True,
-            # Half of the 16 rotary dimensions, shared out as released checkpoints share 32.
-            "mrope_section": [3, 3, 2],
         },
         tie_word_embeddings=True,
         attn_output_gate=True,
@@ -167,7 +165,7 @@ class TinyModel(nn.Module):
         """
         hidden = self.main.model(input_ids=tokens, use_cache=False).last_hidden_state
         length = tokens.shape[1] - 1
-        # Text, height and width positions, which are the same for text.
+        # transformers before 5.19 takes text, height and width positions; here they are the same.
         positions = torch.arange(length, device=tokens.device).expand(3, 1, -1)
         drafts = self.mtp(
             hidden[:, :length],

@@ -31,7 +31,7 @@ FINAL_LEARNING_RATE_SHARE = 0.02
 WARMUP_SHARE = 0.03
 WEIGHT_DECAY = 0.1
 GRADIENT_NORM = 1.0
-DRAFT_LOSS_WEIGHT = 0.5
+DRAFT_LOSS_WEIGHT = 1.0
 # Every eighth batch has the same number of tokens in rows four times as long.
 LONG_BATCH_EVERY = 8
 LONG_BATCH_FACTOR = 4
