@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The same tests with the other releases of Triton that the lowering is made for.
 
-`make triton-matrix` puts each into build/triton/<release> and runs this. torch 2.13 comes with 3.7.1.
+`make triton-matrix` puts each into build/triton/<release> and runs this; torch 2.13 has 3.7.1.
 """
 
 import os
