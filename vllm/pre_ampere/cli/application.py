@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line as typer sees it: the commands of `COMMANDS`, each imported when asked for."""
+
+import importlib
+
+import typer
+from typer.core import TyperGroup
+
+from vllm.pre_ampere.cli import COMMANDS
+
+
+class _Commands(TyperGroup):
+    """Commands that are imported when they are asked for."""
+
+    def list_commands(self, ctx: typer.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: typer.Context, cmd_name: str):  # type: ignore[no-untyped-def]
+        # The return type is click's Command, whose home differs between typer's releases.
+        if cmd_name not in COMMANDS:
+            return None
+        single = typer.Typer(add_completion=False)
+        single.command(cmd_name)(importlib.import_module(COMMANDS[cmd_name]).command)
+        return typer.main.get_command(single)
+
+
+app = typer.Typer(
+    cls=_Commands,
+    add_completion=False,
+    no_args_is_help=True,
+    # Python's own traceback for what is our fault.
+    pretty_exceptions_enable=False,
+)
+
+
+@app.callback()
+def _about() -> None:
+    """Look into, check and measure vLLM on Turing and Volta cards."""
