@@ -16,7 +16,7 @@ help:
 
 setup: $(READY) ## make .venv with upstream's CPU build and this project, editable
 
-$(READY): pyproject.toml tools/setup_cpu.sh $(wildcard tools/torchvision_cpu_ops/*.*)
+$(READY): pyproject.toml tools/setup_cpu.sh $(wildcard tools/*_cpu_*/*.*)
 	@PYTHON=$(PYTHON) TORCH_CPU_INDEX=$(TORCH_CPU_INDEX) bash tools/setup_cpu.sh $(VENV)
 	@touch $@
 

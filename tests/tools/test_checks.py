@@ -99,8 +99,9 @@ def test_device_calls_are_found(tree: Path, text: str, name: str) -> None:
     assert finding.startswith(f"a.py:1: {name}: ask torch.accelerator")
 
 
-def test_asking_the_accelerator_is_right(tree: Path) -> None:
-    assert found("device-calls", {"a.py": "torch.accelerator.current_device_index()\n"}) == []
+def test_asking_the_accelerator_and_capturing_graphs_is_right(tree: Path) -> None:
+    text = "torch.accelerator.current_device_index()\nwith torch.cuda.graph(graph):\n    pass\n"
+    assert found("device-calls", {"a.py": text}) == []
 
 
 def test_permission_holds_in_its_function_alone(
@@ -109,8 +110,8 @@ def test_permission_holds_in_its_function_alone(
     monkeypatch.setattr(device_calls, "ALLOWED", {("a.py", "Card.name"): "", ("a.py", "gone"): ""})
     text = (
         "class Card:\n"
-        "    def name(self):\n        return torch.cuda.get_device_name()\n"
-        "    def count(self):\n        return torch.cuda.device_count()\n"
+        "    def name(self):\n        return lambda: torch.cuda.get_device_name()\n"
+        "    def names(self):\n        return torch.cuda.device_count()\n"
     )
     unused, forbidden = found("device-calls", {"a.py": text})
     assert unused == "a.py:1: gone no longer uses torch.cuda: remove it from ALLOWED"

@@ -35,6 +35,7 @@ class Room:
 
 _FACTS = ("devices", "environment")
 _PARTS = ("attention*", "gdn*", "kernels*", "linear*")
+_BOX = ("baseline", "emulation", "guards*")
 
 # The first row that matches a module holds; a module without a row is a finding.
 ROOMS = (
@@ -48,9 +49,12 @@ ROOMS = (
     Room("gdn*", (*_FACTS, "kernels*")),
     Room("linear*", (*_FACTS, "kernels*")),
     Room("baseline", _FACTS),
-    Room("platform*", (*_FACTS, *_PARTS, "baseline")),
+    Room("emulation", _FACTS),
+    Room("guards*", (*_FACTS, "baseline")),
+    Room("platform*", (*_FACTS, *_PARTS, *_BOX)),
     Room("", (*_FACTS, *_PARTS, "platform*")),
-    Room("preflight*", (*_FACTS, *_PARTS, "baseline", "platform*")),
+    Room("preflight*", (*_FACTS, *_PARTS, *_BOX, "platform*")),
+    Room("census", (*_FACTS, *_PARTS)),
     Room("cli*", ("*",)),
 )
 

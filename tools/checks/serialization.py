@@ -28,6 +28,7 @@ def _used(node: ast.AST) -> Iterator[str]:
             if module.split(".")[0] in _MODULES:
                 yield module
             yield from (name for alias in names if (name := f"{module}.{alias.name}") in _FUNCTIONS)
-        case ast.Attribute() if (name := dotted_name(node)) in _FUNCTIONS:
-            assert name is not None
-            yield name
+        case ast.Attribute():
+            read = dotted_name(node)
+            if read is not None and read in _FUNCTIONS:
+                yield read
