@@ -49,6 +49,12 @@ def register() -> None:
 
     if not isinstance(current_platform, PreAmperePlatform):
         return
+    from vllm.pre_ampere import devices, environment, upstream_patches
     from vllm.pre_ampere.gdn import layer
 
     layer.register()
+    upstream_patches.apply(
+        devices.visible_devices(
+            environment.CUDA_DEVICE_ORDER.get(), environment.CUDA_VISIBLE_DEVICES.get()
+        )
+    )

@@ -14,9 +14,11 @@ import torch
 
 from vllm.logger import init_logger
 from vllm.platforms.interface import DeviceCapability, Platform
-from vllm.pre_ampere import baseline, environment
+from vllm.pre_ampere import baseline, environment, guards
 from vllm.pre_ampere.devices import Device, lowest_capability
 from vllm.pre_ampere.gdn import prefill
+from vllm.pre_ampere.guards import quantization
+from vllm.pre_ampere.guards.action import Action
 
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig, VllmConfig
@@ -35,6 +37,7 @@ class PreAmperePlatform(Platform):
 
     own_attention_backends: ClassVar[Collection[str]] = ()
     baseline_record: ClassVar[baseline.BaselineRecord | None] = None
+    guard_actions: ClassVar[tuple[Action, ...]] = ()
 
     @classmethod
     @abstractmethod
@@ -94,6 +97,13 @@ class PreAmperePlatform(Platform):
         prefill.check_requested_backend(vllm_config, devices, cls.device_type == "cpu")
         super().check_and_update_config(vllm_config)
         _split_at_our_operators(vllm_config)
+        cls.guard_actions = guards.check(vllm_config, devices, cls.baseline_record)
+
+    @classmethod
+    def verify_quantization(cls, quant: str) -> None:
+        device = cls.answering_device()
+        quantization.refuse_unsupported(quant, device.capability, device.name)
+        super().verify_quantization(quant)
 
     @classmethod
     def get_device_capability(cls, device_id: int | None = None) -> DeviceCapability:

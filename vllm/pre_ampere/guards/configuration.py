@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The guards that need no more than the configuration and the cards."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from vllm.pre_ampere import environment
+from vllm.pre_ampere.baseline import BaselineRecord, Decision
+from vllm.pre_ampere.devices import Device
+from vllm.pre_ampere.guards.action import Action
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
+_SCHEDULERS = "vllm.pre_ampere.guards.nan_logits"
+
+
+def fail_requests_with_nan_logits(vllm_config: "VllmConfig") -> Action | None:
+    """Have upstream count NaN logits, and its scheduler fail the requests that have some.
+
+    Only for float16, which a model trained in bfloat16 can overflow. Called after upstream has
+    decided on asynchronous scheduling, which has a scheduler class of its own.
+    """
+    model, scheduler = vllm_config.model_config, vllm_config.scheduler_config
+    if model is None or model.dtype != torch.float16 or model.runner_type != "generate":
+        return None
+    chosen = scheduler.scheduler_cls
+    ours = isinstance(chosen, str) and chosen.startswith(_SCHEDULERS)
+    if (chosen is not None and not ours) or environment.COMPUTE_NANS_IN_LOGITS.get() is False:
+        setting = (
+            f"{environment.COMPUTE_NANS_IN_LOGITS.name}=0"
+            if chosen is None or ours
+            else f"--scheduler-cls {chosen}"
+        )
+        return Action(
+            "nan-logits",
+            "Requests with NaN logits are not failed",
+            f"{setting} was asked for",
+            "Leave it out to have them fail instead of streaming token 0",
+        )
+    environment.COMPUTE_NANS_IN_LOGITS.set("1")
+    kind = "NanCheckingAsyncScheduler" if scheduler.async_scheduling else "NanCheckingScheduler"
+    scheduler.scheduler_cls = f"{_SCHEDULERS}.{kind}"
+    return Action(
+        "nan-logits",
+        "Requests with NaN logits fail",
+        "float16 ends at 65504, and a model trained in bfloat16 can go beyond",
+        f"Set {environment.COMPUTE_NANS_IN_LOGITS.name}=0 to have it otherwise",
+    )
+
+
+def keep_verification_out_of_full_graphs(
+    vllm_config: "VllmConfig", record: BaselineRecord | None
+) -> Action | None:
+    """Capture CUDA graphs piecewise where draft tokens are verified by GDN layers.
+
+    On a Turing fork, graphs of whole verification steps gave wrong answers for one request and
+    crashed for two. That they do not here is not shown on any of these cards yet; see
+    docs/guards.md. A mode that the user named stays.
+    """
+    from vllm.config import CUDAGraphMode
+
+    compilation = vllm_config.compilation_config
+    mode = compilation.cudagraph_mode
+    if (
+        vllm_config.speculative_config is None
+        or vllm_config.model_config is None
+        or not vllm_config.model_config.is_hybrid
+        or mode is None
+        or not mode.has_full_cudagraphs()
+    ):
+        return None
+    policy = record.policy if record is not None else ()
+    if any(e.name == "cudagraph_mode" and e.decision is Decision.KEPT for e in policy):
+        return None
+    compilation.cudagraph_mode = CUDAGraphMode.PIECEWISE
+    return Action(
+        "full-graphs",
+        f"CUDA graphs are PIECEWISE instead of {mode.name}",
+        "graphs of whole verification steps have given wrong answers with GDN layers on Turing",
+        'Pass --compilation-config \'{"cudagraph_mode": "FULL_AND_PIECEWISE"}\' to have them, and '
+        "compare with `vllm-pre-ampere lossless --batch 4`",
+    )
+
+
+def say_that_tensor_cores_are_missing(
+    vllm_config: "VllmConfig", devices: Sequence[Device]
+) -> Action | None:
+    """Announce what Turing cards without tensor cores get in place of float16 products.
+
+    The products themselves are replaced in the workers; see `without_tensor_cores`.
+    """
+    bare = [device for device in devices if device.is_turing and not device.has_tensor_cores]
+    if not bare or vllm_config.model_config is None:
+        return None
+    names = ", ".join(sorted({device.name for device in bare}))
+    return Action(
+        "no-tensor-cores",
+        "Unquantised float16 products of more than one row are computed in float32",
+        f"{names} has capability 7.5 but no tensor cores, and float16 products of two rows were "
+        "reported to run at a twentieth of the speed of one row",
+        "A card with tensor cores is several times as fast",
+    )

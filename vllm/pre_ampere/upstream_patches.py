@@ -1,0 +1,40 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What has to be changed in upstream because there is no hook for it. The goal is an empty file.
+
+Each entry says what it changes, why, which hook is missing, and when it goes.
+"""
+
+from collections.abc import Sequence
+
+from vllm.logger import init_logger
+
+from vllm.pre_ampere.devices import Device
+
+logger = init_logger("vllm.pre_ampere.upstream_patches")
+
+
+def apply(visible: Sequence[Device]) -> None:
+    """Apply the entries that the cards of this process need.
+
+    Args:
+        visible: all cards that this process sees.
+    """
+    if any(device.is_turing and not device.has_tensor_cores for device in visible):
+        _multiply_in_float32_without_tensor_cores(visible)
+
+
+def _multiply_in_float32_without_tensor_cores(visible: Sequence[Device]) -> None:
+    """Unquantised float16 products of several rows, on Turing cards without tensor cores.
+
+    What: `default_unquantized_gemm` of vllm.model_executor.layers.utils.
+    Why: cuBLAS runs them at a twentieth of memory speed there; see guards/without_tensor_cores.py.
+    Missing: `dispatch_unquantized_gemm` asks the platform nothing that a subclass could answer.
+    Goes: when it does, or when cuBLAS chooses a better kernel (PyTorch issue 195716).
+    """
+    from vllm.model_executor.layers import utils
+
+    from vllm.pre_ampere.guards import without_tensor_cores
+
+    without_tensor_cores.register(visible)
+    utils.default_unquantized_gemm = without_tensor_cores.unquantized_gemm
+    logger.info_once("Patched default_unquantized_gemm: float16 products run in float32")
