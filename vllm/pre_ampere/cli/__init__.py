@@ -9,14 +9,6 @@ imports at its top nothing that a box without a GPU may lack.
 import sys
 from collections.abc import Sequence
 
-# Name of the command -> module that holds it.
-COMMANDS = {
-    "doctor": "vllm.pre_ampere.cli.doctor",
-    "preflight": "vllm.pre_ampere.cli.preflight",
-    "lossless": "vllm.pre_ampere.cli.lossless",
-    "census": "vllm.pre_ampere.cli.census",
-}
-
 # Exit status of a command that was asked for something it cannot do.
 USAGE_ERROR = 2
 

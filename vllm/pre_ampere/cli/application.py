@@ -6,7 +6,13 @@ import importlib
 import typer
 from typer.core import TyperGroup
 
-from vllm.pre_ampere.cli import COMMANDS
+# Name of the command -> module that holds it.
+COMMANDS = {
+    "doctor": "vllm.pre_ampere.cli.doctor",
+    "preflight": "vllm.pre_ampere.cli.preflight",
+    "lossless": "vllm.pre_ampere.cli.lossless",
+    "census": "vllm.pre_ampere.cli.census",
+}
 
 
 class _Commands(TyperGroup):
