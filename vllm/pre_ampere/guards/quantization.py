@@ -6,9 +6,11 @@ are several, and the function of upstream's that picks a kernel for a linear lay
 them for one capability. docs/quantization.md is generated from the answers.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from unittest import mock
 
 import torch
@@ -229,3 +231,21 @@ def table() -> str:
             f"| {checkpoint_format.name} | `{checkpoint_format.method}` | {' | '.join(cells)} |"
         )
     return "\n".join(lines) + "\n"
+
+
+def update(document: Path) -> None:
+    """Put the table into a document that holds an older one.
+
+    Raises:
+        ValueError: the document has no table that starts with a column `checkpoint`.
+    """
+    lines = document.read_text().splitlines(keepends=True)
+    first = next((i for i, line in enumerate(lines) if line.startswith("| checkpoint |")), None)
+    if first is None:
+        raise ValueError(f"{document} has no table that starts with the column `checkpoint`")
+    last = next((i for i, line in enumerate(lines[first:], first) if line[0] != "|"), len(lines))
+    document.write_text("".join([*lines[:first], table(), *lines[last:]]))
+
+
+if __name__ == "__main__":
+    update(Path(sys.argv[1]))
