@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shows on one GPU whether verification may be captured in full graphs, and prefixes cached with it.
+"""Shows on one GPU whether verification may run in full graphs, and prefixes be cached with it.
 
     VLLM_PRE_AMPERE_EMULATE=7.5 python3 tests/gpu/verification_graphs.py --out results
 
