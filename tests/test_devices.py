@@ -94,7 +94,7 @@ def test_pci_order_does_not_ask_the_driver() -> None:
 
 def test_a_driver_that_does_not_know_a_card_is_an_error_with_the_remedy() -> None:
     boxed = [card(0, TURING), card(1, VOLTA)]
-    with pytest.raises(RuntimeError, match="lists 1 cards and NVML 2.*CUDA_DEVICE_ORDER"):
+    with pytest.raises(RuntimeError, match=r"lists 1 cards and NVML 2.*CUDA_DEVICE_ORDER"):
         devices.order_as_cuda(boxed, None, lambda: [boxed[0].uuid])
 
 
@@ -121,9 +121,7 @@ BOX = [card(0, TURING), card(1, VOLTA), card(2, AMPERE)]
         ("0,word,1", [TURING]),
     ],
 )
-def test_cuda_visible_devices(
-    visible: str | None, capabilities: list[tuple[int, int]]
-) -> None:
+def test_cuda_visible_devices(visible: str | None, capabilities: list[tuple[int, int]]) -> None:
     seen = devices.apply_visibility(BOX, visible)
     assert [device.capability for device in seen] == capabilities
     assert [device.index for device in seen] == list(range(len(seen)))
@@ -153,5 +151,5 @@ def test_emulated_cards_one_for_all_or_one_each() -> None:
         (0, TURING, True),
         (1, VOLTA, True),
     ]
-    with pytest.raises(ValueError, match="VLLM_PRE_AMPERE_EMULATE names 3 cards.*2 ranks"):
+    with pytest.raises(ValueError, match=r"VLLM_PRE_AMPERE_EMULATE names 3 cards.*2 ranks"):
         devices.emulated_devices([TURING, VOLTA, VOLTA], 2)

@@ -46,6 +46,7 @@ class Reversal:
 
 
 def ids(file: str, *names: str) -> frozenset[str]:
+    """Tests of one file, as pytest's report names them."""
     return frozenset(f"{Path(file).stem}::{name}" for name in names)
 
 

@@ -30,7 +30,12 @@ CHAT_TEMPLATE = (
 SYSTEM_MESSAGE = "You are a helpful assistant."
 DEFINITION = re.compile(r"^([A-Z][A-Z' -]+), (?:n|adj|adv|v\.t|v\.i|v|pp|x|p\.p)\.(?:pl\.)? (.+)$")
 CONTINUE_REQUESTS = ("Continue: {}", "Complete the verse: {}", "Continue this text: {}")
-DEFINITION_REQUESTS = ("Define {}.", "What is {}?", "What does {} mean?", "Give a definition of {}.")
+DEFINITION_REQUESTS = (
+    "Define {}.",
+    "What is {}?",
+    "What does {} mean?",
+    "Give a definition of {}.",
+)
 SUBJECT_REQUESTS = ("Tell me about {}.", "Write a verse about {}.", "Say something about {}.")
 # Definitions are few beside the verses, so each is asked for this many times.
 DEFINITION_REPEATS = 8

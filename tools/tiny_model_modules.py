@@ -177,7 +177,9 @@ class TinyModel(nn.Module):
     def checkpoint(self) -> dict[str, torch.Tensor]:
         """All tensors under their checkpoint names in bfloat16; the tied output head is left out."""
         tensors = {
-            name: tensor for name, tensor in self.main.state_dict().items() if name != "lm_head.weight"
+            name: tensor
+            for name, tensor in self.main.state_dict().items()
+            if name != "lm_head.weight"
         }
         tensors |= {f"mtp.{name}": tensor for name, tensor in self.mtp.state_dict().items()}
         return {

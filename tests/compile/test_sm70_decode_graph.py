@@ -128,8 +128,10 @@ def test_capture_sizes_are_never_empty_and_never_too_large(
     sizes = baseline.capture_sizes(
         max_num_seqs, drafts, tensor_parallel_size, max_num_batched_tokens
     )
-    assert sizes and sizes == sorted(set(sizes))
-    assert 1 <= sizes[0] and sizes[-1] <= max_num_batched_tokens
+    assert sizes
+    assert sizes == sorted(set(sizes))
+    assert sizes[0] >= 1
+    assert sizes[-1] <= max_num_batched_tokens
     if drafts and drafts + 1 <= max_num_batched_tokens:
         assert drafts + 1 in sizes
 

@@ -50,7 +50,8 @@ def test_sliding_window_settings_are_upstreams(
     configurations: list[list[dict[str, Any]]], case: int, name: str
 ) -> None:
     upstream, ours = (cases[case] for cases in configurations)
-    assert upstream["platform"] == "CpuPlatform" and ours["platform"] == "EmulatedCpuPlatform"
+    assert upstream["platform"] == "CpuPlatform"
+    assert ours["platform"] == "EmulatedCpuPlatform"
     assert ours[name] == upstream[name]
 
 

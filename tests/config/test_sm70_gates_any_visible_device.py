@@ -35,9 +35,7 @@ class Lines:
 
 
 @pytest.fixture
-def log(
-    clean_environment: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> Iterator[Lines]:
+def log(clean_environment: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> Iterator[Lines]:
     with caplog.at_level(logging.INFO, logger=baseline.logger.name):
         yield Lines(caplog)
 
@@ -99,7 +97,8 @@ def test_what_the_user_set_stays_and_the_record_says_so(
     kept = [entry for entry in record.variables if entry.decision is Decision.KEPT]
     assert [(entry.name, entry.value) for entry in kept] == [("VLLM_SM70_GDN_KKT_SCHEDULE", "0")]
     assert os.environ["VLLM_SM70_GDN_KKT_SCHEDULE"] == "0"
-    assert len(log()) == 8 and not any("KKT" in line for line in log())
+    assert len(log()) == 8
+    assert not any("KKT" in line for line in log())
 
 
 def test_a_second_run_of_the_hook_changes_and_logs_nothing(log: Lines) -> None:
@@ -156,7 +155,7 @@ def test_the_policy_is_left_where_the_user_disabled_compilation(
         pytest.param(AttentionBackendEnum.FLEX_ATTENTION, False, id="another-by-name"),
     ],
 )
-def test_an_attention_backend_of_anothers_turns_the_baseline_off(
+def test_a_foreign_attention_backend_turns_the_baseline_off(
     log: Lines, backend: AttentionBackendEnum, active: bool
 ) -> None:
     record = apply([VOLTA], VllmConfig(attention_config=AttentionConfig(backend=backend)))

@@ -99,7 +99,9 @@ def test_bfloat16_is_refused_with_what_to_pass_instead(
     turing: dict[str, dict[str, Any]], case: str, option: str, remedy: str
 ) -> None:
     error = turing[case]["error"]
-    assert option in error and remedy in error and "8.0" in error
+    assert option in error
+    assert remedy in error
+    assert "8.0" in error
 
 
 @pytest.mark.parametrize("case", ["flashqla", "vlk", "flashinfer"])
@@ -109,7 +111,8 @@ def test_a_backend_the_card_cannot_run_is_refused_by_name(
     name = TURING_CASES[case]["gdn_prefill_backend"]
     assert f"--gdn-prefill-backend {name}" in turing[case]["error"]
     if case == "flashqla":
-        assert "86016 B" in turing[case]["error"] and "65536 B" in turing[case]["error"]
+        assert "86016 B" in turing[case]["error"]
+        assert "65536 B" in turing[case]["error"]
 
 
 def test_a_backend_that_runs_here_may_be_asked_for(turing: dict[str, dict[str, Any]]) -> None:
@@ -121,9 +124,7 @@ def test_a_variable_with_another_value_than_0_or_1_is_refused_by_name(
     turing: dict[str, dict[str, Any]], case: str
 ) -> None:
     (name, value), *_ = VARIABLE_CASES[case].items()
-    assert turing[case]["error"] == (
-        f"EnvironmentVariableError: {name}={value!r}: use 0 or 1"
-    )
+    assert turing[case]["error"] == (f"EnvironmentVariableError: {name}={value!r}: use 0 or 1")
 
 
 def test_one_emulated_card_stands_for_every_rank(turing: dict[str, dict[str, Any]]) -> None:

@@ -28,9 +28,9 @@ def damaged(directory: Path, damage: Callable[[Tensors], None]) -> Path:
 def start(directory: Path, model: Path) -> str:
     """The error with which the server ends."""
     arguments = ["--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "1"]
-    with pytest.raises(RuntimeError, match="exit status") as failure:
-        with serve(directory, arguments, model=model):
-            pass
+    started = serve(directory, arguments, model=model)
+    with pytest.raises(RuntimeError, match="exit status") as failure, started:
+        pass
     return str(failure.value)
 
 
@@ -46,4 +46,5 @@ def test_a_tensor_that_is_too_long_is_refused_with_both_shapes(tmp_path: Path) -
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
     error = start(tmp_path, damaged(tmp_path, lambda t: t.pop(f"{LAYER}.dt_bias") and None))
-    assert f"{LAYER}.dt_bias" in error and "not initialized from checkpoint" in error
+    assert f"{LAYER}.dt_bias" in error
+    assert "not initialized from checkpoint" in error

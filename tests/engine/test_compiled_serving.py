@@ -48,7 +48,8 @@ def test_an_emulated_turing_box_logs_exactly_nine_defaults(
 def test_the_passed_over_prefill_kernel_is_named_once(served: dict[int, Served]) -> None:
     lines = [line for line in served[0].log.splitlines() if "flashqla_sm70" in line]
     assert len(lines) == 1
-    assert "86016 B" in lines[0] and "65536 B" in lines[0]
+    assert "86016 B" in lines[0]
+    assert "65536 B" in lines[0]
 
 
 def test_compiled_answers_with_speculation_are_those_without(served: dict[int, Served]) -> None:

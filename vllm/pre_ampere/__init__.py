@@ -16,6 +16,7 @@ def platform() -> str | None:
         SystemExit: `VLLM_PRE_AMPERE_EMULATE` names no card; the message says which there are.
     """
     from vllm.platforms import vllm_version_matches_substr
+
     from vllm.pre_ampere import devices, environment
 
     on_cpu = vllm_version_matches_substr("cpu")
@@ -45,6 +46,7 @@ def platform() -> str | None:
 def register() -> None:
     """Register our layer and operators with upstream; nothing where our platform is not in use."""
     from vllm.platforms import current_platform
+
     from vllm.pre_ampere.platform.hooks import PreAmperePlatform
 
     if not isinstance(current_platform, PreAmperePlatform):

@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from vllm.logger import init_logger
+
 from vllm.pre_ampere import environment
 from vllm.pre_ampere.devices import Device, any_pre_ampere
 
@@ -116,9 +117,7 @@ def _set_variables(compilation_disabled_by: str | None) -> tuple[Entry, ...]:
         if variable.name in set_before:
             entries.append(Entry(variable.name, "1", Decision.SET, "not set by the user"))
         elif value is not None:
-            entries.append(
-                Entry(variable.name, str(int(value)), Decision.KEPT, "set by the user")
-            )
+            entries.append(Entry(variable.name, str(int(value)), Decision.KEPT, "set by the user"))
         elif variable is environment.COMPILE_GRAPH and compilation_disabled_by is not None:
             reason = f"compilation is disabled by {compilation_disabled_by}"
             entries.append(Entry(variable.name, "unset", Decision.LEFT, reason))
@@ -192,7 +191,9 @@ def _apply_compile_graph_policy(vllm_config: "VllmConfig") -> tuple[Entry, ...]:
     disabled = _compilation_disabled_by(vllm_config) is not None
     entries: list[Entry] = []
 
-    def fill(name: str, holder: Any, field: str, wanted: Any, is_open: Callable[[Any], bool]) -> None:
+    def fill(
+        name: str, holder: Any, field: str, wanted: Any, is_open: Callable[[Any], bool]
+    ) -> None:
         value = getattr(holder, field)
         if value == wanted:
             entries.append(Entry(name, str(value), Decision.SET, "compile-graph policy"))

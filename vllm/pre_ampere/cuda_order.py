@@ -11,6 +11,7 @@ import uuid
 
 
 def main() -> None:
+    """Ask the driver, and print; a failed call ends the program with its name and error."""
     driver = ctypes.CDLL("libcuda.so.1")
 
     def check(status: int, call: str) -> None:

@@ -218,6 +218,7 @@ def current_device(visible: Sequence[Device]) -> Device:
 
 
 def any_pre_ampere(devices: Sequence[Device]) -> bool:
+    """Whether one of the cards is Volta or Turing."""
     return any(device.is_pre_ampere for device in devices)
 
 

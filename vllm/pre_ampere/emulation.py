@@ -194,7 +194,7 @@ def _answer_for_torch(cards: Sequence[Device]) -> None:
         major, minor = real_capability(device)
         return 10 * major + minor
 
-    CudaInterface.get_compute_capability = staticmethod(real_architecture)
+    CudaInterface.get_compute_capability = staticmethod(real_architecture)  # type: ignore[method-assign]
     torch.cuda.get_device_capability = lambda device=None: card(device).capability
     torch.cuda.get_device_name = lambda device=None: card(device).name
     torch.cuda.is_bf16_supported = lambda including_emulation=True: including_emulation

@@ -9,7 +9,7 @@ of `make lint` holds the two together.
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from vllm.pre_ampere.devices import PRE_AMPERE, Capability
 
@@ -113,7 +113,9 @@ QWEN_GDN_FULL_FORWARD = Variable(
 )
 
 PACKED_RECURRENT_DECODE = Variable(
-    "VLLM_ENABLE_FLA_PACKED_RECURRENT_DECODE", _switch, "Upstream's packed decode kernel."
+    "VLLM_ENABLE_FLA_PACKED_RECURRENT_DECODE",
+    _switch,
+    "Our packed kernel for GDN decode and verification in place of upstream's.",
 )
 KKT_SCHEDULE = Variable(
     "VLLM_SM70_GDN_KKT_SCHEDULE",
@@ -184,7 +186,7 @@ COMPUTE_NANS_IN_LOGITS = Variable(
     "1 has upstream count NaN logits. A guard sets it for float16 models; 0 turns that guard off.",
 )
 
-OURS: tuple[Variable[object], ...] = (
+OURS: tuple[Variable[Any], ...] = (
     EMULATE,
     RANK_RECORD_DIR,
     BASELINE_SET,

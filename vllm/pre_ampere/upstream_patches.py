@@ -38,3 +38,19 @@ def _multiply_in_float32_without_tensor_cores(visible: Sequence[Device]) -> None
     without_tensor_cores.register(visible)
     utils.default_unquantized_gemm = without_tensor_cores.unquantized_gemm
     logger.info_once("Patched default_unquantized_gemm: float16 products run in float32")
+
+
+def scale_key_products_afterwards() -> None:
+    """The key products of a prefill chunk, where Triton puts products on Turing's tensor cores.
+
+    What: `chunk_scaled_dot_kkt_fwd` as `chunk_gated_delta_rule` calls it.
+    Why: upstream multiplies the keys by beta in float32 before their product, which keeps that
+    product off the tensor cores; ours scales afterwards, which is the same number.
+    Missing: the parts of the prefill chain are plain functions, bound at import.
+    Goes: when upstream's kernel scales afterwards, or prefill has a kernel of ours.
+    """
+    from vllm.third_party.flash_linear_attention.ops import chunk
+
+    from vllm.pre_ampere.kernels.triton.chunk_scaled_dot_kkt import chunk_scaled_dot_kkt_fwd
+
+    chunk.chunk_scaled_dot_kkt_fwd = chunk_scaled_dot_kkt_fwd

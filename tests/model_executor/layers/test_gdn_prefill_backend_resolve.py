@@ -25,9 +25,7 @@ def problem(head_dim: int = 128, dtype: torch.dtype = torch.float16) -> Problem:
     return Problem(prefill.OPERATION, dtype, head_dim_k=head_dim, head_dim_v=head_dim)
 
 
-def resolve(
-    card: Device, requested: str | None = None, on_cpu: bool = False
-) -> registry.Selection:
+def resolve(card: Device, requested: str | None = None, on_cpu: bool = False) -> registry.Selection:
     return prefill._resolve_gdn_prefill_backend(problem(), card, requested, on_cpu)
 
 
@@ -77,7 +75,9 @@ def test_asking_by_name_for_what_the_card_cannot_run_is_an_error() -> None:
         resolve(device(TURING), "flashqla_sm70")
     message = str(error.value)
     assert "--gdn-prefill-backend flashqla_sm70" in message
-    assert "86016 B" in message and "65536 B" in message and "triton" in message
+    assert "86016 B" in message
+    assert "65536 B" in message
+    assert "triton" in message
 
 
 @pytest.mark.parametrize("name", ["vlk", "flashinfer", "cutedsl", "no such kernel"])

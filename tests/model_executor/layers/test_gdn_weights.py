@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every GDN parameter of both layouts is loaded only from a tensor of the configuration's shape."""
 
-
-
 import pytest
 import torch
 from torch import nn
@@ -80,7 +78,8 @@ def test_the_right_shape_loads_and_any_other_is_refused_by_name(
             with pytest.raises(ValueError, match="do not belong together") as error:
                 parameter.weight_loader(parameter, torch.zeros(wrong), *arguments)
             assert f"{layer.prefix}.{name}" in str(error.value)
-            assert str(tuple(wrong)) in str(error.value) and str(shape) in str(error.value)
+            assert str(tuple(wrong)) in str(error.value)
+            assert str(shape) in str(error.value)
     assert layer.loaded == [shard]
 
 
@@ -88,6 +87,8 @@ def test_quantised_parameters_are_left_to_their_own_loaders() -> None:
     layer = Layer(interleaved=False)
 
     del layer.out_proj.weight
-    layer.out_proj.weight_packed = nn.Parameter(torch.zeros(3, dtype=torch.int32), requires_grad=False)
+    layer.out_proj.weight_packed = nn.Parameter(
+        torch.zeros(3, dtype=torch.int32), requires_grad=False
+    )
     check_shapes_while_loading(layer)
     assert not hasattr(layer.out_proj.weight_packed, "weight_loader")

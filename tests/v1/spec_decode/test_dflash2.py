@@ -32,10 +32,7 @@ class Launches:
 
     def kernels(self) -> GatedDeltaNetKernels:
         return GatedDeltaNetKernels(
-            **{
-                name: self._counted(name)
-                for name in GatedDeltaNetKernels.__dataclass_fields__
-            }
+            **{name: self._counted(name) for name in GatedDeltaNetKernels.__dataclass_fields__}
         )
 
     def _counted(self, name: str) -> Any:
@@ -52,11 +49,6 @@ def make_layer(generator: torch.Generator) -> SimpleNamespace:
     def random(*shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=generator)
 
-    def rearrange(mixed_qkv: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        key = KEY_HEADS * DIM
-        q, k, v = mixed_qkv.split([key, key, VALUE_HEADS * DIM], dim=-1)
-        return tuple(part.unflatten(-1, (-1, DIM)).unsqueeze(0) for part in (q, k, v))
-
     return SimpleNamespace(
         A_log=random(VALUE_HEADS),
         dt_bias=random(VALUE_HEADS),
@@ -66,12 +58,11 @@ def make_layer(generator: torch.Generator) -> SimpleNamespace:
         tp_size=1,
         head_k_dim=DIM,
         head_v_dim=DIM,
-        rearrange_mixed_qkv=rearrange,
     )
 
 
 def make_core(layer: SimpleNamespace, launches: Launches) -> GatedDeltaNetCore:
-    return GatedDeltaNetCore(layer, launches.kernels(), host_chunk_rule, packed_decode=True)
+    return GatedDeltaNetCore(layer, launches.kernels(), host_chunk_rule)
 
 
 def host_chunk_rule(**kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
@@ -82,9 +73,7 @@ def host_chunk_rule(**kwargs: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return out.unsqueeze(0), state
 
 
-def verify_metadata(
-    drafts: int, accepted: list[int], slots: torch.Tensor
-) -> GDNAttentionMetadata:
+def verify_metadata(drafts: int, accepted: list[int], slots: torch.Tensor) -> GDNAttentionMetadata:
     requests, step = len(accepted), drafts + 1
     return GDNAttentionMetadata(
         num_prefills=0,
@@ -140,9 +129,12 @@ def test_verification_is_one_convolution_and_one_fused_routine() -> None:
     slots = torch.arange(1, 9, dtype=torch.int32).reshape(2, 4)
     out = torch.empty(8, VALUE_HEADS, DIM, dtype=torch.float16)
     core.forward(
-        *make_tokens(8, generator), out, make_state(9, 3, generator), verify_metadata(3, [1, 2], slots)
+        *make_tokens(8, generator),
+        out,
+        make_state(9, 3, generator),
+        verify_metadata(3, [1, 2], slots),
     )
-    assert launches.names == ["causal_conv1d_update", "fused_sigmoid_gating_delta_rule_update"]
+    assert launches.names == ["causal_conv1d_update", "packed_delta_rule_update"]
     assert not out.isnan().any()
 
 
@@ -153,7 +145,7 @@ def test_decode_is_one_convolution_and_one_packed_routine() -> None:
     out = torch.empty(3, VALUE_HEADS, DIM, dtype=torch.float16)
     metadata = decode_metadata(torch.tensor([2, 5, 1], dtype=torch.int32))
     core.forward(*make_tokens(3, generator), out, make_state(6, 0, generator), metadata)
-    assert launches.names == ["causal_conv1d_update", "packed_recurrent_decode"]
+    assert launches.names == ["causal_conv1d_update", "packed_delta_rule_update"]
 
 
 @settings(max_examples=25, deadline=None)
@@ -254,7 +246,10 @@ def test_requests_that_verify_and_requests_that_prefill_share_a_step() -> None:
     for row in range(prompt):
         one = torch.empty(1, VALUE_HEADS, DIM, dtype=torch.float16)
         core.forward(
-            *(part[row : row + 1] for part in tokens), one, reference, decode_metadata(prefill_slots)
+            *(part[row : row + 1] for part in tokens),
+            one,
+            reference,
+            decode_metadata(prefill_slots),
         )
         torch.testing.assert_close(one[0], out[row], rtol=2e-3, atol=2e-3)
     torch.testing.assert_close(state.recurrent[5], reference.recurrent[5], rtol=1e-3, atol=1e-3)
@@ -271,4 +266,5 @@ def test_padding_after_the_actual_tokens_is_left_alone(padding: int) -> None:
         make_state(4, 0, generator),
         decode_metadata(torch.tensor([1, 3], dtype=torch.int32)),
     )
-    assert (out[2:] == 7).all() and not (out[:2] == 7).all()
+    assert (out[2:] == 7).all()
+    assert not (out[:2] == 7).all()

@@ -2,6 +2,7 @@
 """The command line as typer sees it: the commands of `COMMANDS`, each imported when asked for."""
 
 import importlib
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
@@ -18,10 +19,10 @@ COMMANDS = {
 class _Commands(TyperGroup):
     """Commands that are imported when they are asked for."""
 
-    def list_commands(self, ctx: typer.Context) -> list[str]:
+    def list_commands(self, ctx: Any) -> list[str]:
         return list(COMMANDS)
 
-    def get_command(self, ctx: typer.Context, cmd_name: str):  # type: ignore[no-untyped-def]
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
         # The return type is click's Command, whose home differs between typer's releases.
         if cmd_name not in COMMANDS:
             return None

@@ -2,11 +2,11 @@
 """Upstream's prefill operator, `ChunkGatedDeltaRule`, with the kernel that fits the current card."""
 
 import torch
-
 from vllm.config import get_current_vllm_config
 from vllm.logger import init_logger
 from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import ChunkGatedDeltaRule
 from vllm.platforms import current_platform
+
 from vllm.pre_ampere.gdn import prefill
 
 logger = init_logger("vllm.pre_ampere.gdn.chunk_rule")

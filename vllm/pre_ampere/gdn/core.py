@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-
 from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadata
 
 
@@ -25,13 +24,13 @@ from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadata
 class GatedDeltaNetKernels:
     """The operations of the core, each with the signature of its reference.
 
-    The definitions are in `vllm.pre_ampere.kernels.reference`, under the same names.
+    The references are in `vllm.pre_ampere.kernels.host`, under the same names. One routine decodes
+    and verifies, so that a token comes out the same with speculation and without.
     """
 
     causal_conv1d_prefill: Callable[..., torch.Tensor]
     causal_conv1d_update: Callable[..., torch.Tensor]
-    fused_sigmoid_gating_delta_rule_update: Callable[..., torch.Tensor]
-    packed_recurrent_decode: Callable[..., torch.Tensor]
+    packed_delta_rule_update: Callable[..., torch.Tensor]
     post_convolution: Callable[..., tuple[torch.Tensor, ...]]
 
 
@@ -55,7 +54,6 @@ class GatedDeltaNetCore:
         layer: upstream's layer; its weights and head counts are read, nothing of it is called.
         kernels: what runs each operation.
         chunk_gated_delta_rule: the prefill operator, upstream's interface.
-        packed_decode: whether decode takes the packed routine.
     """
 
     def __init__(
@@ -63,12 +61,10 @@ class GatedDeltaNetCore:
         layer: Any,
         kernels: GatedDeltaNetKernels,
         chunk_gated_delta_rule: Callable[..., tuple[torch.Tensor, torch.Tensor]],
-        packed_decode: bool,
     ) -> None:
         self._layer = layer
         self._kernels = kernels
         self._chunk_gated_delta_rule = chunk_gated_delta_rule
-        self._packed_decode = packed_decode
 
     def forward(
         self,
@@ -127,32 +123,12 @@ class GatedDeltaNetCore:
         metadata: GDNAttentionMetadata,
     ) -> None:
         """One token for each request; row i belongs to slot i."""
-        layer = self._layer
         assert metadata.non_spec_state_indices_tensor is not None
         slots = metadata.non_spec_state_indices_tensor[: mixed_qkv.shape[0]]
         mixed_qkv = self._kernels.causal_conv1d_update(
             mixed_qkv, *self._convolution(), state.convolution, slots
         )
-        if self._packed_decode:
-            out.copy_(
-                self._kernels.packed_recurrent_decode(
-                    mixed_qkv,
-                    a,
-                    b,
-                    layer.A_log,
-                    layer.dt_bias,
-                    state.recurrent,
-                    slots,
-                    layer.num_k_heads // layer.tp_size,
-                    layer.head_k_dim,
-                    layer.head_v_dim,
-                )
-            )
-            return
-        query_start_loc = metadata.non_spec_query_start_loc
-        assert query_start_loc is not None
-        query_start_loc = query_start_loc[: len(slots) + 1]
-        self._recurrent_update(mixed_qkv, b, a, out, state, slots, query_start_loc, None)
+        self._recurrent_update(mixed_qkv, b, a, out, state, slots, None, None)
 
     def verify(
         self,
@@ -171,7 +147,9 @@ class GatedDeltaNetCore:
         slots = metadata.spec_state_indices_tensor
         query_start_loc = metadata.spec_query_start_loc
         accepted = metadata.num_accepted_tokens
-        assert slots is not None and query_start_loc is not None and accepted is not None
+        assert slots is not None
+        assert query_start_loc is not None
+        assert accepted is not None
         count = metadata.num_spec_decodes
         slots, query_start_loc, accepted = (
             slots[:count],
@@ -216,7 +194,6 @@ class GatedDeltaNetCore:
         decodes, decode_tokens = metadata.num_decodes, metadata.num_decode_tokens
         if decodes > 0:
             assert metadata.non_spec_state_indices_tensor is not None
-            assert metadata.non_spec_query_start_loc is not None
             self._recurrent_update(
                 mixed_qkv[:decode_tokens],
                 b[:decode_tokens],
@@ -224,7 +201,7 @@ class GatedDeltaNetCore:
                 out[:decode_tokens],
                 state,
                 metadata.non_spec_state_indices_tensor[:decodes],
-                metadata.non_spec_query_start_loc[: decodes + 1],
+                None,
                 None,
             )
         q, k, v, g, beta = self._kernels.post_convolution(
@@ -239,7 +216,8 @@ class GatedDeltaNetCore:
         )
         slots = metadata.prefill_state_indices
         has_initial_state = metadata.prefill_has_initial_state
-        assert slots is not None and has_initial_state is not None
+        assert slots is not None
+        assert has_initial_state is not None
         initial_state = state.recurrent[slots]
         initial_state[~has_initial_state] = 0
         core_out, final_state = self._chunk_gated_delta_rule(
@@ -270,21 +248,17 @@ class GatedDeltaNetCore:
         num_accepted_tokens: torch.Tensor | None,
     ) -> None:
         layer = self._layer
-        q, k, v = layer.rearrange_mixed_qkv(mixed_qkv)
-        out.copy_(
-            self._kernels.fused_sigmoid_gating_delta_rule_update(
-                q.squeeze(0),
-                k.squeeze(0),
-                v.squeeze(0),
-                a,
-                b,
-                layer.A_log,
-                layer.dt_bias,
-                state.recurrent,
-                slots,
-                query_start_loc,
-                num_accepted_tokens,
-            )
+        self._kernels.packed_delta_rule_update(
+            mixed_qkv,
+            a,
+            b,
+            layer.A_log,
+            layer.dt_bias,
+            state.recurrent,
+            slots,
+            query_start_loc,
+            num_accepted_tokens,
+            out,
         )
 
     def _convolution(self) -> tuple[torch.Tensor, torch.Tensor | None, str]:

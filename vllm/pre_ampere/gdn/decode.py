@@ -6,6 +6,7 @@ from typing import Any
 
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
+
 from vllm.pre_ampere import environment
 from vllm.pre_ampere.devices import Device
 from vllm.pre_ampere.gdn.core import GatedDeltaNetKernels

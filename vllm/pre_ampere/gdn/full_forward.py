@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-
 from vllm.forward_context import get_forward_context
+from vllm.utils.torch_utils import LayerNameType, _resolve_layer_name, direct_register_custom_op
+
 from vllm.pre_ampere import environment
 from vllm.pre_ampere.devices import Device
-from vllm.utils.torch_utils import LayerNameType, _resolve_layer_name, direct_register_custom_op
 
 
 @dataclass(frozen=True)
@@ -81,6 +81,7 @@ def qwen_gdn_full_forward(
 
 
 def register() -> None:
+    """Make the operator known to torch, as `torch.ops.vllm.qwen_gdn_full_forward`."""
     direct_register_custom_op(
         op_name="qwen_gdn_full_forward", op_func=qwen_gdn_full_forward, mutates_args=["output"]
     )

@@ -7,19 +7,12 @@ opaque operator, and on Volta under speculation the whole layer is (see `full_fo
 """
 
 import torch
-
 from vllm.config import VllmConfig
 from vllm.forward_context import get_forward_context
 from vllm.model_executor.custom_op import CustomOp, PluggableLayer
 from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import QwenGatedDeltaNetAttention
 from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
 from vllm.platforms import current_platform
-from vllm.pre_ampere import environment
-from vllm.pre_ampere.gdn import full_forward
-from vllm.pre_ampere.gdn.core import GatedDeltaNetCore, GatedDeltaNetState
-from vllm.pre_ampere.gdn.decode import resolve_gdn_kernels
-from vllm.pre_ampere.gdn.chunk_rule import PreAmpereChunkGatedDeltaRule
-from vllm.pre_ampere.gdn.weights import check_shapes_while_loading
 from vllm.utils.torch_utils import (
     LayerNameType,
     _encode_layer_name,
@@ -27,6 +20,12 @@ from vllm.utils.torch_utils import (
     direct_register_custom_op,
 )
 from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadata
+
+from vllm.pre_ampere.gdn import full_forward
+from vllm.pre_ampere.gdn.chunk_rule import PreAmpereChunkGatedDeltaRule
+from vllm.pre_ampere.gdn.core import GatedDeltaNetCore, GatedDeltaNetState
+from vllm.pre_ampere.gdn.decode import resolve_gdn_kernels
+from vllm.pre_ampere.gdn.weights import check_shapes_while_loading
 
 
 class PreAmpereGatedDeltaNetAttention(QwenGatedDeltaNetAttention):
@@ -55,7 +54,6 @@ class PreAmpereGatedDeltaNetAttention(QwenGatedDeltaNetAttention):
             self,
             resolve_gdn_kernels(self, device),
             self.chunk_gated_delta_rule,
-            packed_decode=bool(environment.PACKED_RECURRENT_DECODE.get()),
         )
         check_shapes_while_loading(self)
 
@@ -71,9 +69,7 @@ class PreAmpereGatedDeltaNetAttention(QwenGatedDeltaNetAttention):
         if not self.maybe_sm70_qwen_gdn_full_forward:
             return self.forward_stages(hidden_states)
         output = torch.empty_like(hidden_states)
-        torch.ops.vllm.qwen_gdn_full_forward(
-            hidden_states, output, _encode_layer_name(self.prefix)
-        )
+        torch.ops.vllm.qwen_gdn_full_forward(hidden_states, output, _encode_layer_name(self.prefix))
         return output
 
     def forward_stages(self, hidden_states: torch.Tensor) -> torch.Tensor:
@@ -164,7 +160,5 @@ def register() -> None:
         op_func=qwen_gdn_attention_core_standard_spec,
         mutates_args=["core_attn_out"],
     )
-    PluggableLayer.register_oot(
-        PreAmpereGatedDeltaNetAttention, name="QwenGatedDeltaNetAttention"
-    )
+    PluggableLayer.register_oot(PreAmpereGatedDeltaNetAttention, name="QwenGatedDeltaNetAttention")
     CustomOp.register_oot(PreAmpereChunkGatedDeltaRule, name="ChunkGatedDeltaRule")

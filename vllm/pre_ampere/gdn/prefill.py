@@ -2,8 +2,9 @@
 """Which kernel runs GDN prefill, and why not the others.
 
 The platform asks here while upstream's configuration module is still loading, so nothing of it is
-imported at the top. The choice is made by need: a kernel states what it asks of a card, the registry compares. The
-default on Turing therefore never asks for more shared memory than a Turing block has.
+imported at the top. The choice is made by need: a kernel states what it asks of a card, the
+registry compares. The default on Turing therefore never asks for more shared memory than a Turing
+block has.
 """
 
 from argparse import ArgumentParser
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
+
 from vllm.pre_ampere.devices import Device
 from vllm.pre_ampere.kernels import registry
 from vllm.pre_ampere.kernels.kernel import Problem

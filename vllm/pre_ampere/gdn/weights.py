@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-
 from vllm.model_executor.model_loader.weight_utils import default_weight_loader
 
 ShardId = int | tuple[int, ...] | None

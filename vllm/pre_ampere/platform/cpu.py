@@ -5,6 +5,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, ClassVar
 
 from vllm.platforms.cpu import CpuPlatform
+
 from vllm.pre_ampere import environment
 from vllm.pre_ampere.devices import Device, emulated_devices
 from vllm.pre_ampere.platform import state_copies

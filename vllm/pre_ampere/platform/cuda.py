@@ -2,7 +2,7 @@
 """The platform of a box with pre-Ampere cards. Imports only where upstream's CUDA build is."""
 
 from collections.abc import Collection
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from vllm.platforms.cuda import CudaPlatform
@@ -17,7 +17,11 @@ from vllm.pre_ampere.devices import (
     participating_devices,
     visible_devices,
 )
+from vllm.pre_ampere.platform import triton_set_up
 from vllm.pre_ampere.platform.hooks import PreAmperePlatform, oldest
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 
 class PreAmpereCudaPlatform(PreAmperePlatform, CudaPlatform):
@@ -38,6 +42,20 @@ class PreAmpereCudaPlatform(PreAmperePlatform, CudaPlatform):
     @classmethod
     def answering_device(cls) -> Device:
         return cls.worker_device() if torch.cuda.is_initialized() else oldest(cls._visible())
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
+        super().check_and_update_config(vllm_config)
+        additional = vllm_config.additional_config
+        if isinstance(additional, dict):
+            # A part of the key of upstream's compile cache: code of one lowering is not the other's.
+            additional["pre_ampere_turing_mma"] = triton_set_up.tensor_cores_wanted()
+
+    @classmethod
+    def check_if_supports_dtype(cls, dtype: torch.dtype) -> None:
+        """The first question in a worker after its device is set, so Triton is set up here."""
+        triton_set_up.set_up(cls.worker_device())
+        super().check_if_supports_dtype(dtype)
 
     @classmethod
     def _visible(cls) -> tuple[Device, ...]:
@@ -63,7 +81,7 @@ class EmulatedCudaPlatform(PreAmpereCudaPlatform):
 
     @classmethod
     def check_if_supports_dtype(cls, dtype: torch.dtype) -> None:
-        """The first question in a worker after its device is set, so Triton learns of it here."""
+        """Triton learns first which card it compiles for, then how."""
         from vllm.pre_ampere import emulation
 
         emulation.lower_for(cls.worker_device())

@@ -11,9 +11,9 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, ClassVar
 
 import torch
-
 from vllm.logger import init_logger
 from vllm.platforms.interface import DeviceCapability, Platform
+
 from vllm.pre_ampere import baseline, environment, guards
 from vllm.pre_ampere.devices import Device, lowest_capability
 from vllm.pre_ampere.gdn import prefill

@@ -89,12 +89,22 @@ class StateLayout:
 
 
 def _layout(
-    block_tables: Tensor, block_table_stride: int, *states: Tensor, channels_first: bool
+    block_tables: Tensor, block_table_stride: int, states: tuple[Tensor, ...], channels_first: bool
 ) -> StateLayout:
+    """The kernels' parameters as plain numbers; `states` in the order of StateLayout's fields."""
+    columns: list[list[int]] = [tensor.tolist() for tensor in states]
+    base, block_stride, element_size, inner_size, width, group, row_count, row_stride = columns
     return StateLayout(
-        block_tables.tolist(),
-        block_table_stride,
-        *(tensor.tolist() for tensor in states),
+        block_tables=block_tables.tolist(),
+        block_table_stride=block_table_stride,
+        base=base,
+        block_stride=block_stride,
+        element_size=element_size,
+        inner_size=inner_size,
+        convolution_width=width,
+        group=group,
+        row_count=row_count,
+        row_stride=row_stride,
         channels_first=channels_first,
     )
 
@@ -124,15 +134,17 @@ def precopy_mamba_align_fused_kernel(
     layout = _layout(
         block_table_ptrs,
         block_table_stride_req,
-        state_base_addrs,
-        state_block_strides,
-        state_elem_sizes,
-        state_inner_sizes,
-        state_conv_widths,
-        state_group_indices,
-        state_dim_row_count,
-        state_dim_row_stride,
-        channels_first=CONV_STATE_DIM_FIRST,
+        (
+            state_base_addrs,
+            state_block_strides,
+            state_elem_sizes,
+            state_inner_sizes,
+            state_conv_widths,
+            state_group_indices,
+            state_dim_row_count,
+            state_dim_row_stride,
+        ),
+        CONV_STATE_DIM_FIRST,
     )
     for request in _requests(idx_mapping if HAS_IDX_MAPPING else None, num_reqs):
         source, destination = int(src_col[request]), int(mamba_state_idx[request])
@@ -170,15 +182,17 @@ def postprocess_mamba_fused_kernel(
     layout = _layout(
         block_table_ptrs,
         block_table_stride_req,
-        state_base_addrs,
-        state_block_strides,
-        state_elem_sizes,
-        state_inner_sizes,
-        state_conv_widths,
-        state_group_indices,
-        state_dim_row_count,
-        state_dim_row_stride,
-        channels_first=CONV_STATE_DIM_FIRST,
+        (
+            state_base_addrs,
+            state_block_strides,
+            state_elem_sizes,
+            state_inner_sizes,
+            state_conv_widths,
+            state_group_indices,
+            state_dim_row_count,
+            state_dim_row_stride,
+        ),
+        CONV_STATE_DIM_FIRST,
     )
     for request in _requests(idx_mapping if HAS_IDX_MAPPING else None, num_reqs):
         accepted = int(num_accepted_tokens[request])
