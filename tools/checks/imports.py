@@ -56,6 +56,7 @@ ROOMS = (
     Room("platform*", (*_FACTS, *_PARTS, *_BOX, "upstream_patches")),
     Room("", (*_FACTS, *_PARTS, "platform*", "upstream_patches")),
     Room("preflight*", (*_FACTS, *_PARTS, *_BOX, "platform*")),
+    Room("proof"),
     Room("census", (*_FACTS, *_PARTS)),
     Room("cli*", ("*",)),
 )
