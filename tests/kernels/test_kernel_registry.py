@@ -14,6 +14,7 @@ from vllm.pre_ampere.kernels import host, reference, registry, upstream
 from vllm.pre_ampere.kernels.kernel import Kernel, Problem
 from vllm.pre_ampere.kernels.reference import chunk, convolution, recurrent
 from vllm.pre_ampere.kernels.registry import KernelUnavailableError, select
+from vllm.pre_ampere.kernels.triton import packed_delta_rule
 
 PASCAL = Device(0, "Tesla P100", (6, 0))
 VOLTA = Device(0, "Tesla V100", (7, 0))
@@ -26,7 +27,6 @@ CARDS = (PASCAL, VOLTA, XAVIER, TURING, TURING_WITHOUT_TENSOR_CORES, AMPERE)
 OPERATIONS = (
     "gdn_prefill",
     "gdn_decode",
-    "gdn_verify",
     "gdn_post_convolution",
     "convolution_prefill",
     "convolution_update",
@@ -95,7 +95,8 @@ def test_vlk_fits_turing_but_is_used_only_by_request() -> None:
 @pytest.mark.parametrize("operation", OPERATIONS)
 @pytest.mark.parametrize("card", CARDS, ids=lambda card: card.name)
 def test_gpus_get_triton_and_cpus_the_reference(operation: str, card: Device) -> None:
-    assert select(operation, problem(operation), card).kernel.name == "triton"
+    expected = "packed_triton" if operation == "gdn_decode" else "triton"
+    assert select(operation, problem(operation), card).kernel.name == expected
     assert select(operation, problem(operation), card, on_cpu=True).kernel.name == "reference"
 
 
@@ -157,8 +158,8 @@ REFUSALS = [
         id="shared memory",
     ),
     pytest.param(
-        kernel("gdn_verify", "flashqla"),
-        problem("gdn_verify"),
+        kernel("gdn_decode", "flashqla"),
+        problem("gdn_decode"),
         VOLTA,
         False,
         "is not part of this release",
@@ -278,10 +279,10 @@ def test_without_any_kernel_the_error_names_every_reason() -> None:
 
 
 def test_a_kernel_that_a_setting_switched_off_is_not_considered() -> None:
-    selection = select("gdn_verify", problem("gdn_verify"), TURING, excluded=("flashqla",))
-    assert (selection.kernel.name, selection.passed_over) == ("triton", ())
-    with pytest.raises(KernelUnavailableError, match="flashqla is no kernel for gdn_verify"):
-        select("gdn_verify", problem("gdn_verify"), TURING, "flashqla", excluded=("flashqla",))
+    selection = select("gdn_decode", problem("gdn_decode"), TURING, excluded=("flashqla",))
+    assert (selection.kernel.name, selection.passed_over) == ("packed_triton", ())
+    with pytest.raises(KernelUnavailableError, match="flashqla is no kernel for gdn_decode"):
+        select("gdn_decode", problem("gdn_decode"), TURING, "flashqla", excluded=("flashqla",))
 
 
 def test_an_unknown_operation_is_an_error() -> None:
@@ -298,7 +299,8 @@ def test_kernels_load_what_the_layer_can_call(declared: Kernel) -> None:
     loaded = declared.load()
     reference_kernel = kernel(declared.operation, "reference").load()
     assert inspect.signature(loaded) == inspect.signature(reference_kernel)
-    assert loaded.__module__ == upstream.__name__ or declared.runs_on == "cpu"
+    module = packed_delta_rule if declared.name == "packed_triton" else upstream
+    assert loaded.__module__ == module.__name__ or declared.runs_on == "cpu"
 
 
 @pytest.mark.parametrize(
@@ -308,6 +310,7 @@ def test_kernels_load_what_the_layer_can_call(declared: Kernel) -> None:
         ("causal_conv1d_update", convolution),
         ("fused_sigmoid_gating_delta_rule_update", recurrent),
         ("packed_recurrent_decode", recurrent),
+        ("packed_delta_rule_update", packed_delta_rule),
         ("post_convolution", chunk),
         ("chunk_gated_delta_rule", chunk),
     ],

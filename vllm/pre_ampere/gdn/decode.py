@@ -26,7 +26,11 @@ def resolve_gdn_kernels(layer: Any, device: Device) -> GatedDeltaNetKernels:
     Raises:
         registry.KernelUnavailableError: an operation has no kernel that can run.
     """
-    fused_route = bool(environment.GDN_DECODE_FLASHQLA.get())
+    switches = {
+        "flashqla": environment.GDN_DECODE_FLASHQLA,
+        "packed_triton": environment.PACKED_RECURRENT_DECODE,
+    }
+    excluded = {name for name, switch in switches.items() if not switch.get()}
 
     def load(operation: str) -> Callable[..., Any]:
         problem = Problem(operation, layer.model_config.dtype, layer.head_k_dim, layer.head_v_dim)
@@ -35,7 +39,7 @@ def resolve_gdn_kernels(layer: Any, device: Device) -> GatedDeltaNetKernels:
             problem,
             device,
             on_cpu=current_platform.is_cpu(),
-            excluded=() if fused_route else ("flashqla",),
+            excluded=excluded,
         )
         logger.info_once("%s kernel: %s", operation, selection.kernel.name)
         return selection.kernel.load()
@@ -43,7 +47,6 @@ def resolve_gdn_kernels(layer: Any, device: Device) -> GatedDeltaNetKernels:
     return GatedDeltaNetKernels(
         causal_conv1d_prefill=load("convolution_prefill"),
         causal_conv1d_update=load("convolution_update"),
-        fused_sigmoid_gating_delta_rule_update=load("gdn_verify"),
-        packed_recurrent_decode=load("gdn_decode"),
+        packed_delta_rule_update=load("gdn_decode"),
         post_convolution=load("gdn_post_convolution"),
     )

@@ -16,6 +16,36 @@ packed_recurrent_decode = recurrent.packed_recurrent_decode
 post_convolution = chunk.post_convolution
 
 
+def packed_delta_rule_update(
+    mixed_qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    state: Tensor,
+    slots: Tensor,
+    query_start_loc: Tensor | None,
+    num_accepted_tokens: Tensor | None,
+    out: Tensor,
+) -> Tensor:
+    """The recurrence of `reference.recurrent` from the convolution's rows, written to out.
+
+    The arguments are those of `kernels.triton.packed_delta_rule.packed_delta_rule_update`.
+    """
+    _, value_heads, head_dim_v, head_dim_k = state.shape
+    key_heads = (mixed_qkv.shape[1] - value_heads * head_dim_v) // (2 * head_dim_k)
+    heads = (key_heads, head_dim_k, head_dim_v)
+    gates = (a, b, A_log, dt_bias)
+    if query_start_loc is None:
+        return out.copy_(packed_recurrent_decode(mixed_qkv, *gates, state, slots, *heads))
+    q, k, v = recurrent.split_heads(mixed_qkv, *heads)
+    return out.copy_(
+        fused_sigmoid_gating_delta_rule_update(
+            q, k, v, *gates, state, slots, query_start_loc, num_accepted_tokens
+        )
+    )
+
+
 def causal_conv1d_prefill(
     x: Tensor,
     weight: Tensor,

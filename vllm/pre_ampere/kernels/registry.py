@@ -52,6 +52,12 @@ def _triton(name: str) -> Callable[[], Callable[..., Any]]:
     return load
 
 
+def _packed_delta_rule_update() -> Callable[..., Any]:
+    from vllm.pre_ampere.kernels.triton.packed_delta_rule import packed_delta_rule_update
+
+    return packed_delta_rule_update
+
+
 def _reference(operation: str, name: str) -> Kernel:
     def load() -> Callable[..., Any]:
         from vllm.pre_ampere.kernels import host
@@ -60,17 +66,6 @@ def _reference(operation: str, name: str) -> Kernel:
         return function
 
     return Kernel("reference", operation, load, runs_on="cpu", dtypes=_ANY_FLOAT)
-
-
-def _flashqla_decode(operation: str) -> Kernel:
-    return Kernel(
-        "flashqla",
-        operation,
-        _not_built,
-        architectures=frozenset(PRE_AMPERE),
-        dtypes=_HALF,
-        missing="is not part of this release",
-    )
 
 
 # In each operation the first kernel whose needs are met is taken.
@@ -111,15 +106,20 @@ _TABLE: dict[str, tuple[Kernel, ...]] = {
         ),
         _reference("gdn_prefill", "chunk_gated_delta_rule"),
     ),
+    # A token a request, or a token and its drafts: one choice for both, so that one order of
+    # arithmetic gives a token with speculation and without.
     "gdn_decode": (
-        _flashqla_decode("gdn_decode"),
-        Kernel("triton", "gdn_decode", _triton("packed_recurrent_decode")),
-        _reference("gdn_decode", "packed_recurrent_decode"),
-    ),
-    "gdn_verify": (
-        _flashqla_decode("gdn_verify"),
-        Kernel("triton", "gdn_verify", _triton("fused_sigmoid_gating_delta_rule_update")),
-        _reference("gdn_verify", "fused_sigmoid_gating_delta_rule_update"),
+        Kernel(
+            "flashqla",
+            "gdn_decode",
+            _not_built,
+            architectures=frozenset(PRE_AMPERE),
+            dtypes=_HALF,
+            missing="is not part of this release",
+        ),
+        Kernel("packed_triton", "gdn_decode", _packed_delta_rule_update, max_head_dim_k=256),
+        Kernel("triton", "gdn_decode", _triton("packed_delta_rule_update")),
+        _reference("gdn_decode", "packed_delta_rule_update"),
     ),
     "gdn_post_convolution": (
         Kernel("triton", "gdn_post_convolution", _triton("post_convolution")),

@@ -111,6 +111,47 @@ def fused_sigmoid_gating_delta_rule_update(
     return out.squeeze(0)
 
 
+def packed_delta_rule_update(
+    mixed_qkv: Tensor,
+    a: Tensor,
+    b: Tensor,
+    A_log: Tensor,
+    dt_bias: Tensor,
+    state: Tensor,
+    slots: Tensor,
+    query_start_loc: Tensor | None,
+    num_accepted_tokens: Tensor | None,
+    out: Tensor,
+) -> Tensor:
+    """`fused_sigmoid_gating_delta_rule_update`, for decode as for verification.
+
+    Upstream's kernel wants q, k and v contiguous and returns rows of its own: two or three copies
+    before it and one after. It, too, gives a single token what a token among others gets, where
+    the state is float32; otherwise it does not round the state between two verified tokens.
+    """
+    _, value_heads, head_dim_v, head_dim_k = state.shape
+    value_width = value_heads * head_dim_v
+    key_width = (mixed_qkv.shape[1] - value_width) // 2
+    q, k, v = mixed_qkv.split([key_width, key_width, value_width], dim=-1)
+    if query_start_loc is None:
+        query_start_loc = torch.arange(len(slots) + 1, dtype=torch.int32, device=slots.device)
+    return out.copy_(
+        fused_sigmoid_gating_delta_rule_update(
+            q.unflatten(-1, (-1, head_dim_k)),
+            k.unflatten(-1, (-1, head_dim_k)),
+            v.unflatten(-1, (-1, head_dim_v)),
+            a,
+            b,
+            A_log,
+            dt_bias,
+            state,
+            slots,
+            query_start_loc,
+            num_accepted_tokens,
+        )
+    )
+
+
 def packed_recurrent_decode(
     mixed_qkv: Tensor,
     a: Tensor,
