@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm.pre_ampere.cli import UserError
+from vllm.pre_ampere.cli import UserError, engine_options
 from vllm.pre_ampere.cli.prompts import SAMPLE_TEXT, draw_prompts
 
 if TYPE_CHECKING:
@@ -212,15 +212,9 @@ def main() -> None:
 
 
 def _start(job: Job) -> "LLM":
-    from vllm.engine.arg_utils import EngineArgs
-    from vllm.utils.argparse_utils import FlexibleArgumentParser
-
     from vllm import LLM
 
-    parser = EngineArgs.add_cli_args(FlexibleArgumentParser(prog="engine options"))
-    arguments = EngineArgs.from_cli_args(
-        parser.parse_args(["--model", job.model, *job.engine_arguments])
-    )
+    arguments = engine_options.parse(job.model, job.engine_arguments)
     arguments.disable_log_stats = False  # The acceptance length comes from the statistics.
     arguments.logprobs_mode = "raw_logits"
     arguments.speculative_config = (

@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Engine options after `--`, as `vllm serve` takes them."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from vllm.engine.arg_utils import EngineArgs
+
+
+def parse(model: str, options: Sequence[str]) -> "EngineArgs":
+    """The engine's arguments.
+
+    Raises:
+        SystemExit: an option is not upstream's; upstream prints which.
+    """
+    from vllm.engine.arg_utils import EngineArgs
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = EngineArgs.add_cli_args(FlexibleArgumentParser(prog="engine options"))
+    return EngineArgs.from_cli_args(parser.parse_args(["--model", model, *options]))
