@@ -33,7 +33,7 @@ LOGS = REPOSITORY / "build" / "demo"
 NAME = "tiny-qwen3_5"
 START_SECONDS = 300
 LOG_LINES_SHOWN = 40
-SHOWN = 60
+TEXT_SHOWN = 40
 MAX_TOKENS = 96
 
 # Little of everything: the model is small, and the machine may be.
@@ -124,9 +124,7 @@ def main(
             console.print(f"{configuration.name}: {error}", style="red", markup=False)
             console.print(log_end(configuration.log), markup=False, highlight=False, soft_wrap=True)
             raise typer.Exit(1) from None
-    equal = len({result.sha256 for result in results.values()}) == 1
-    report(results, equal)
-    if not equal:
+    if not report(results):
         raise typer.Exit(1)
 
 
@@ -269,8 +267,9 @@ def speculation(url: str) -> tuple[float, float]:
     )
 
 
-def report(results: dict[str, Result], equal: bool) -> None:
-    """Print the answers and the table."""
+def report(results: dict[str, Result]) -> bool:
+    """Print the answers and the table; whether all configurations answered the same."""
+    equal = len({result.sha256 for result in results.values()}) == 1
     for index, prompt in enumerate(PROMPTS):
         for text in {result.texts[index] for result in results.values()}:
             console.print(f"\n[bold]{prompt.text}[/bold]", highlight=False)
@@ -281,7 +280,7 @@ def report(results: dict[str, Result], equal: bool) -> None:
     for name, result in results.items():
         table.add_row(
             name,
-            " ".join(result.texts[0].split())[:SHOWN] + "…",
+            " ".join(result.texts[0].split())[:TEXT_SHOWN] + "…",
             f"{result.tokens / result.seconds:.1f}",
             "-" if result.acceptance_length is None else f"{result.acceptance_length:.2f}",
             result.sha256[:12],
@@ -289,6 +288,7 @@ def report(results: dict[str, Result], equal: bool) -> None:
         )
     console.print()
     console.print(table)
+    return equal
 
 
 def log_end(log: Path) -> str:
