@@ -290,7 +290,7 @@ def checks(results: list[dict[str, Any]], launches: list[dict[str, Any]]) -> dic
     turing = next(launch for launch in launches if launch["capability"] == "7.5")
     message = turing.get("over", "")
     found["a launch over the limit fails with both numbers"] = (
-        "65536" in message and str(turing.get("needed")) in message
+        turing.get("right") is True and "65536" in message and str(turing.get("needed")) in message
     )
     found["flashqla_sm70 is refused with both numbers"] = all(
         number in turing.get("refusal", "") for number in ("86016", "65536")

@@ -95,7 +95,7 @@ def measure(lowering: str, group: str, meeting: Meeting) -> list[dict[str, Any]]
     for case in cases:
         start = time.monotonic()
         out = case.run()
-        torch.cuda.synchronize()
+        torch.accelerator.synchronize()
         row: dict[str, Any] = {
             "name": case.name,
             "shape": case.shape,
@@ -161,7 +161,7 @@ def tune(lowering: str, meeting: Meeting) -> list[dict[str, Any]]:
                 measured.append((name, chosen, launch, row))
                 table.restrict(table.load(name), chosen)
                 launch()
-    torch.cuda.synchronize()
+    torch.accelerator.synchronize()
     meeting.ready()
     with meeting.turn():
         for name, chosen, launch, row in measured:

@@ -116,7 +116,7 @@ def without_identity(text: str, secrets: Sequence[str]) -> str:
         text: may hold host names, user names, paths, card UUIDs and access tokens.
         secrets: words that are replaced wherever they stand, such as the host's and user's name.
     """
-    for secret in sorted((s for s in secrets if len(s) > 2), key=len, reverse=True):
+    for secret in sorted((s for s in secrets if len(s) > 1), key=len, reverse=True):
         text = re.sub(rf"(?<![\w-]){re.escape(secret)}(?![\w-])", "…", text, flags=re.IGNORECASE)
     for pattern in (_TOKEN, _PATH, _UUID, _ADDRESS):
         text = pattern.sub("…", text)
@@ -124,6 +124,8 @@ def without_identity(text: str, secrets: Sequence[str]) -> str:
 
 
 _TOKEN = re.compile(r"\b(?:hf_|sk-|gh[pousr]_|github_pat_|xox[bp]-)[\w-]{8,}")
-_PATH = re.compile(r"(?<![\w.])(?:~|\.{0,2})/[\w.@+~-]+(?:/[\w.@+~-]+)*/?|\b[A-Za-z]:\\[^\s\"']+")
+_PATH = re.compile(
+    r"(?<![\w.])(?:~|\.{0,2})/[\w.@+~-]+(?:/[\w.@+~-]+)*/?|\b[A-Za-z]:\\[^\s\"'(),;]+"
+)
 _UUID = re.compile(r"\b(?:GPU|MIG)-[0-9a-fA-F][0-9a-fA-F-]{7,}")
 _ADDRESS = re.compile(r"\b\d{1,3}(?:\.\d{1,3}){3}\b(?::\d+)?")

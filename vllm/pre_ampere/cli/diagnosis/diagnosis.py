@@ -57,7 +57,10 @@ class Diagnosis:
     def note(self) -> str | None:
         """What a reader should know although nothing has to be changed."""
         if self.box.emulated:
-            return "These cards are emulated: nothing here was asked of a card."
+            return (
+                "These cards are emulated: nothing here was asked of a card, and the kernels named "
+                "are those that it would run."
+            )
         if self.box.cards and not any_pre_ampere(self.box.cards):
             return "No card here is Volta or Turing: this project stays out of the way."
         return None

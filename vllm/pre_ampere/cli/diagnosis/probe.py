@@ -181,7 +181,7 @@ def main() -> None:
         for name, (largest, finite) in rank["seen"].items():
             before, was_finite = seen.get(name, (0.0, True))
             seen[name] = (max(before, largest), was_finite and finite)
-    first = next((rank["first"] for rank in ranks if rank["first"]), [])
+    first: list[str] = next((rank["first"] for rank in ranks if rank["first"]), [])
     nan_logits = output.outputs[0].finish_reason == "error"
     Path(result).write_text(json.dumps({"seen": seen, "first": first, "nan_logits": nan_logits}))
 
