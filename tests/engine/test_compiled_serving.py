@@ -10,7 +10,8 @@ from prompts import prompts
 
 from vllm.pre_ampere import environment
 
-pytestmark = pytest.mark.engine
+# slow: four more starts of a server than the default run has time for; `make test-all` runs it.
+pytestmark = [pytest.mark.engine, pytest.mark.slow]
 
 LENGTHS = (19, 130, 511)
 
