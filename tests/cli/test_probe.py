@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`doctor --probe` and guard 5 on a real engine: a model that overflows float16 is found out."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_process import START_SECONDS, TINY_MODEL, clean_environment
+from safetensors.torch import load_file, save_file
+
+from vllm.pre_ampere.cli.diagnosis.probe import FLOAT16_LARGEST
+
+LAYER = 2
+# Weights stay below 65504 and so finite in float16; their products with the activations do not.
+FACTOR = 2.0**18
+
+
+def overflowing_model(directory: Path) -> Path:
+    """The small model with one layer whose output needs bfloat16's range."""
+    model = directory / "overflowing"
+    shutil.copytree(TINY_MODEL, model)
+    weights = load_file(model / "model.safetensors")
+    (name,) = (
+        n for n in weights if n.endswith(f"layers.{LAYER}.mlp.down_proj.weight") and "mtp" not in n
+    )
+    weights[name] = weights[name] * FACTOR
+    assert weights[name].abs().max() < FLOAT16_LARGEST
+    save_file(weights, model / "model.safetensors", metadata={"format": "pt"})
+    return model
+
+
+@pytest.fixture(scope="module")
+def probed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    model = overflowing_model(tmp_path_factory.mktemp("model"))
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-c",
+            "from vllm.pre_ampere.cli import main; main()",
+            "doctor",
+            "--model",
+            str(model),
+            "--probe",
+            "--json",
+            "--",
+            "--max-model-len",
+            "512",
+            "--max-num-seqs",
+            "2",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+        env=clean_environment("7.5"),
+        check=False,
+    )
+    assert done.returncode == 1, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+@pytest.mark.engine
+def test_the_first_module_that_overflows_is_named(probed: dict[str, Any]) -> None:
+    assert probed["probe"]["first_overflow"].endswith(f"layers.{LAYER}.mlp.down_proj")
+    assert not probed["serves"]
+    assert f"overflows float16 in {probed['probe']['first_overflow']}" in probed["first_change"]
+
+
+@pytest.mark.engine
+def test_layers_before_it_are_finite_and_have_their_largest_activation(
+    probed: dict[str, Any],
+) -> None:
+    layers = [layer for layer in probed["probe"]["layers"] if ".layers." in layer["layer"]]
+    assert [layer["finite"] for layer in layers] == [index < LAYER for index in range(4)]
+    for layer in layers[:LAYER]:
+        assert 0.0 < layer["largest"] < FLOAT16_LARGEST
+
+
+@pytest.mark.engine
+def test_the_request_failed_instead_of_answering_with_token_0(probed: dict[str, Any]) -> None:
+    assert probed["probe"]["nan_logits"]
