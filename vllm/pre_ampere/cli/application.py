@@ -2,6 +2,7 @@
 """The command line as typer sees it: the commands of `COMMANDS`, each imported when asked for."""
 
 import importlib
+import importlib.util
 from typing import Any
 
 import typer
@@ -17,14 +18,14 @@ COMMANDS = {
 
 
 class _Commands(TyperGroup):
-    """Commands that are imported when they are asked for."""
+    """Commands that are imported when they are asked for; those that this release has."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(COMMANDS)
+        return [name for name, module in COMMANDS.items() if importlib.util.find_spec(module)]
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         # The return type is click's Command, whose home differs between typer's releases.
-        if cmd_name not in COMMANDS:
+        if cmd_name not in self.list_commands(ctx):
             return None
         single = typer.Typer(add_completion=False)
         single.command(cmd_name)(importlib.import_module(COMMANDS[cmd_name]).command)
