@@ -7,7 +7,6 @@ from typing import Any
 from vllm.logger import init_logger
 from vllm.platforms import current_platform
 
-from vllm.pre_ampere import environment
 from vllm.pre_ampere.devices import Device
 from vllm.pre_ampere.gdn.core import GatedDeltaNetKernels
 from vllm.pre_ampere.kernels import registry
@@ -26,11 +25,7 @@ def resolve_gdn_kernels(layer: Any, device: Device) -> GatedDeltaNetKernels:
     Raises:
         registry.KernelUnavailableError: an operation has no kernel that can run.
     """
-    switches = {
-        "flashqla": environment.GDN_DECODE_FLASHQLA,
-        "packed_triton": environment.PACKED_RECURRENT_DECODE,
-    }
-    excluded = {name for name, switch in switches.items() if not switch.get()}
+    excluded = registry.switched_off()
 
     def load(operation: str) -> Callable[..., Any]:
         problem = Problem(operation, layer.model_config.dtype, layer.head_k_dim, layer.head_v_dim)

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which kernel runs an operation on a card, and why not the others."""
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from vllm.pre_ampere import environment
 from vllm.pre_ampere.devices import PRE_AMPERE, Device
 from vllm.pre_ampere.kernels.kernel import Kernel, Problem
 
@@ -16,6 +17,13 @@ _ANY_FLOAT = frozenset({torch.float16, torch.bfloat16, torch.float32, torch.floa
 
 # What the user sets to name a kernel of the operation.
 _SETTINGS = {"gdn_prefill": "--gdn-prefill-backend"}
+
+
+# The variable that switches a kernel on; without it the kernel is left out of the choice.
+SWITCHES: Mapping[str, environment.Variable[bool]] = {
+    "flashqla": environment.GDN_DECODE_FLASHQLA,
+    "packed_triton": environment.PACKED_RECURRENT_DECODE,
+}
 
 
 class KernelUnavailableError(ValueError):
@@ -148,6 +156,11 @@ def kernels(operation: str) -> tuple[Kernel, ...]:
 def names(operation: str) -> tuple[str, ...]:
     """The names of the operation's kernels, in the order in which they are tried."""
     return tuple(kernel.name for kernel in kernels(operation))
+
+
+def switched_off() -> frozenset[str]:
+    """The names of the kernels whose variable is not on, for `select`'s `excluded`."""
+    return frozenset(name for name, switch in SWITCHES.items() if not switch.get())
 
 
 def select(

@@ -32,12 +32,6 @@ _OPERATIONS = {
     "convolution_update": "convolution, decode",
 }
 
-# The variable that switches a kernel on, as in gdn/decode.py.
-_SWITCHES = {
-    "flashqla": environment.GDN_DECODE_FLASHQLA,
-    "packed_triton": environment.PACKED_RECURRENT_DECODE,
-}
-
 
 @dataclass(frozen=True)
 class Choice:
@@ -234,7 +228,7 @@ def _kernel(config: "VllmConfig", device: Device, operation: str, subject: str) 
     problem = Problem(operation, shape.dtype, shape.head_dim_k, shape.head_dim_v)
     asked = prefill.requested_backend(config) if operation == prefill.OPERATION else None
     on_cpu = asked == "reference"
-    switched_off = {name for name, switch in _SWITCHES.items() if not switch.get()}
+    switched_off = registry.switched_off()
     selection = registry.select(
         operation, problem, device, asked, on_cpu=on_cpu, excluded=switched_off
     )
@@ -245,7 +239,7 @@ def _kernel(config: "VllmConfig", device: Device, operation: str, subject: str) 
         if kernel.by_request is not None and kernel is not selection.kernel
     ]
     passed_over += [
-        (kernel.name, f"switched off by {_SWITCHES[kernel.name].name}")
+        (kernel.name, f"switched off by {registry.SWITCHES[kernel.name].name}")
         for kernel in registry.kernels(operation)
         if kernel.name in switched_off
     ]
