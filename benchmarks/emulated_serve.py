@@ -203,7 +203,9 @@ def prompts(model: Path) -> list[list[int]]:
 
 def measure(server: Server, asked: list[list[int]], deadline: float) -> dict[str, Any]:
     """Everything one server is asked; a failure is recorded under "error", with the log's end."""
-    result: dict[str, Any] = {**asdict(server.run), "command": server.command}
+    program, *options = server.command
+    command = [Path(program).name, *options]
+    result: dict[str, Any] = {**asdict(server.run), "command": command}
     try:
         result["ready_after_s"] = round(server.wait_until_ready(deadline), 1)
         result["answers"] = [server.generate(prompt, TOKENS, deadline) for prompt in asked]
@@ -347,10 +349,9 @@ def main() -> int:
     arguments.out.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(arguments.work, ignore_errors=True)
     asked = prompts(arguments.model)
-    model = arguments.model.resolve()
     runs = [run for run in RUNS if not arguments.only or run.name in arguments.only]
     servers = [
-        Server(run, model, 8100 + index, arguments.out, arguments.work)
+        Server(run, arguments.model, 8100 + index, arguments.out, arguments.work)
         for index, run in enumerate(runs)
     ]
     with concurrent.futures.ThreadPoolExecutor(len(servers) + 1) as pool:

@@ -28,8 +28,11 @@ def _ask_for_volta_exactly() -> None:
 
 
 def _verify_with_two_kernels() -> None:
-    """Gating in a kernel of its own, then the recurrence."""
+    """Gating in a kernel of its own, then the recurrence, on upstream's route for verification."""
+    from vllm.pre_ampere import environment
     from vllm.pre_ampere.kernels import upstream
+
+    environment.PACKED_RECURRENT_DECODE.set("0")
 
     upstream.fused_sigmoid_gating_delta_rule_update = _gate_then_recur
 
