@@ -45,6 +45,9 @@ class Job:
         engine_arguments: options as `vllm serve` takes them.
         compare_with: for each prompt, the tokens of another engine; where this one's differ, the
             logits of the two candidates are asked for.
+        traces: folder in which each worker leaves a profiler's trace of its steps; empty for none.
+        untraced_steps: the first steps of the engine that are left out of it.
+        traced_steps: steps after those that it holds.
     """
 
     model: str
@@ -55,6 +58,9 @@ class Job:
     text: str = SAMPLE_TEXT
     engine_arguments: tuple[str, ...] = ()
     compare_with: tuple[tuple[int, ...], ...] = ()
+    traces: str = ""
+    untraced_steps: int = 0
+    traced_steps: int = 0
 
 
 @dataclass(frozen=True)
@@ -194,6 +200,8 @@ def main() -> None:
     )
     total = job.tokens * len(prompts)
     answers: list[Answer] = []
+    if job.traces:
+        llm.start_profile(delay_iterations=job.untraced_steps, max_iterations=job.traced_steps)
     for indices in [range(len(prompts))] if job.together else [[i] for i in range(len(prompts))]:
         before = len(answers) * job.tokens
 
@@ -201,6 +209,8 @@ def main() -> None:
             say({"done": before + done, "total": total})
 
         answers += _answer(llm, [prompts[index] for index in indices], job.tokens, progress)
+    if job.traces:
+        llm.stop_profile()
     differences = [
         _difference(llm, index, prompts[index], answers[index].tokens, other)
         for index, other in enumerate(job.compare_with)
@@ -212,11 +222,20 @@ def main() -> None:
 
 
 def _start(job: Job) -> "LLM":
+    from vllm.config import ProfilerConfig
+
     from vllm import LLM
 
     arguments = engine_options.parse(job.model, job.engine_arguments)
     arguments.disable_log_stats = False  # The acceptance length comes from the statistics.
     arguments.logprobs_mode = "raw_logits"
+    if job.traces:
+        arguments.profiler_config = ProfilerConfig(
+            profiler="torch",
+            torch_profiler_dir=job.traces,
+            torch_profiler_with_stack=False,
+            ignore_frontend=True,
+        )
     arguments.speculative_config = (
         {"method": "mtp", **(arguments.speculative_config or {})}
         | {"num_speculative_tokens": job.num_speculative_tokens}
