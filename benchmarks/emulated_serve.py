@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """`vllm serve` on a newer GPU that emulates Turing and Volta: boots, k=3 as k=0, what fixes do.
 
-    python3 benchmarks/emulated_serve.py --model tests/models/tiny-qwen3_5 --out results/
+    python3 benchmarks/emulated_serve.py --out results/ --commit $(git rev-parse HEAD)
+    python3 benchmarks/emulated_serve.py --judge results/emulated_serve.json
 
 Starts one server for each run of `RUNS` at the same time, in upstream's normal multi-process mode
 with CUDA graphs and Inductor, generates greedily after prompts of ten lengths, and profiles decode
 or verify steps. Writes one JSON with everything, each server's log, and a summary; ends 1 where a
 check fails.
+
+The second command needs no GPU. Wherever k=3 chose another token than k=0 it compares the two in
+float64 and judges by that, and it draws the launches of both as a chart beside the result.
 """
 
 import argparse
@@ -29,7 +33,9 @@ from typing import Any
 LENGTHS = (19, 64, 130, 512, 1024, 1543, 3071, 6000, 9000, 13004)
 TOKENS = 256
 PROFILED_STEPS = 32
-_TESTS = Path(__file__).resolve().parents[1] / "tests" / "gpu"
+_REPOSITORY = Path(__file__).resolve().parents[1]
+MODEL = _REPOSITORY / "tests" / "models" / "tiny-qwen3_5"
+_TESTS = _REPOSITORY / "tests" / "gpu"
 _TEXT = (
     "In the beginning God created the heaven and the earth. And the earth was without form, and "
     "void; and darkness was upon the face of the deep. And the Spirit of God moved upon the face "
@@ -145,7 +151,10 @@ class Server:
             raise RuntimeError(f"{path} answered {error.code}: {error.read()[:500]!r}") from error
         return json.loads(text) if text.strip() else {}
 
-    def generate(self, prompt: list[int], tokens: int, deadline: float) -> list[int]:
+    def generate(
+        self, prompt: list[int], tokens: int, deadline: float, logprobs: int | None = None
+    ) -> dict[str, Any]:
+        """The "tokens", and with `logprobs` the logarithms of their chances."""
         body = {
             "model": "model",
             "prompt": prompt,
@@ -153,8 +162,13 @@ class Server:
             "temperature": 0,
             "ignore_eos": True,
             "return_token_ids": True,
+            "logprobs": logprobs,
         }
-        return self.post("/v1/completions", body, deadline)["choices"][0]["token_ids"]
+        choice = self.post("/v1/completions", body, deadline)["choices"][0]
+        answer = {"tokens": choice["token_ids"]}
+        if logprobs is not None:
+            answer["logprobs"] = choice["logprobs"]["token_logprobs"]
+        return answer
 
     def metric(self, name: str) -> float | None:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=10) as answer:
@@ -208,7 +222,9 @@ def measure(server: Server, asked: list[list[int]], deadline: float) -> dict[str
     result: dict[str, Any] = {**asdict(server.run), "command": command}
     try:
         result["ready_after_s"] = round(server.wait_until_ready(deadline), 1)
-        result["answers"] = [server.generate(prompt, TOKENS, deadline) for prompt in asked]
+        result["answers"] = [
+            server.generate(prompt, TOKENS, deadline, logprobs=1) for prompt in asked
+        ]
         result["generated_after_s"] = round(time.monotonic() - server.started, 1)
         if server.run.k:
             drafts = server.metric("vllm:spec_decode_num_drafts_total")
@@ -285,7 +301,8 @@ def checks(results: list[dict[str, Any]], launches: list[dict[str, Any]]) -> dic
         )
     for card in ("sm75", "sm70"):
         without, with_drafts = (by_name[f"{card}-k{k}"].get("answers", []) for k in (0, 3))
-        equal = [a == b for a, b in zip(without, with_drafts, strict=False)]
+        pairs = zip(without, with_drafts, strict=False)
+        equal = [a["tokens"] == b["tokens"] for a, b in pairs]
         found[f"{card}: k=3 equals k=0 at all {len(LENGTHS)} lengths"] = equal == [True] * 10
     reverted = by_name["sm75-k3-without-baseline-fix"]
     found["without the baseline fix a Turing box gets no defaults"] = reverted["auto_settings"] == 0
@@ -323,6 +340,33 @@ def checks(results: list[dict[str, Any]], launches: list[dict[str, Any]]) -> dic
     }
 
 
+def judge(path: Path) -> int:
+    """Add where k=3 left k=0 and whether by a tie, and draw what the two launch."""
+    from float64_judge import Judge
+
+    from vllm.pre_ampere.census import Census
+    from vllm.pre_ampere.cli.census import draw
+
+    result = json.loads(path.read_text())
+    runs = {run["name"]: run for run in result["runs"]}
+    asked = prompts(MODEL)
+    judging = Judge(MODEL)
+    result["judged"] = {}
+    for card in ("sm75", "sm70"):
+        without, with_drafts = (runs[f"{card}-k{k}"]["answers"] for k in (0, 3))
+        verdict = judging.judge(asked, without, with_drafts)
+        result["judged"][card] = asdict(verdict)
+        result["passed"][f"{card}: k=3 differs from k=0 by rounding ties alone"] = verdict.only_ties
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    shown = {
+        name: Census.from_json(runs[name]["census"])
+        for name in ("sm75-k0", "sm75-k3", "sm75-k3-without-gate-fix")
+    }
+    draw(shown, path.with_suffix(".png"))
+    print(json.dumps(result["judged"], indent=1))
+    return 0 if all(verdict for name, verdict in result["passed"].items() if "ties" in name) else 1
+
+
 def device_facts() -> dict[str, str]:
     """The GPU below the emulation, and the software on it."""
     import torch
@@ -337,21 +381,23 @@ def device_facts() -> dict[str, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--model", type=Path, required=True)
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, help="folder for the results")
     parser.add_argument("--work", type=Path, default=Path("/tmp/emulated-serve"))
-    parser.add_argument("--commit", required=True)
+    parser.add_argument("--commit", default="", help="what is measured")
+    parser.add_argument("--judge", type=Path, help="compare the tokens of a result in float64")
     parser.add_argument("--seconds", type=float, default=500, help="for everything together")
     parser.add_argument("--only", nargs="*", default=[], help="names of runs; all if left out")
     arguments = parser.parse_args()
+    if arguments.judge:
+        return judge(arguments.judge)
     deadline = time.monotonic() + arguments.seconds
     facts = device_facts()
     arguments.out.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(arguments.work, ignore_errors=True)
-    asked = prompts(arguments.model)
+    asked = prompts(MODEL)
     runs = [run for run in RUNS if not arguments.only or run.name in arguments.only]
     servers = [
-        Server(run, arguments.model, 8100 + index, arguments.out, arguments.work)
+        Server(run, MODEL, 8100 + index, arguments.out, arguments.work)
         for index, run in enumerate(runs)
     ]
     with concurrent.futures.ThreadPoolExecutor(len(servers) + 1) as pool:

@@ -31,4 +31,4 @@ fi
 only=()
 [ $# -eq 0 ] || only=(--only "$@")
 exec timeout 535 python3 benchmarks/emulated_serve.py \
-    --model tests/models/tiny-qwen3_5 --out "$OUT" --commit "$COMMIT" --seconds 500 "${only[@]}"
+    --out "$OUT" --commit "$COMMIT" --seconds 500 "${only[@]}"
