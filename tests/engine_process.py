@@ -22,6 +22,8 @@ from vllm.pre_ampere import environment
 TESTS = Path(__file__).parent
 TINY_MODEL = TESTS / "models" / "tiny-qwen3_5"
 START_SECONDS = 400
+# Characters of a failed server's log: those of two processes' tracebacks, the first of which says why.
+_LOG_SHOWN = 30000
 
 
 def clean_environment(emulate: str | None, **settings: str) -> dict[str, str]:
@@ -180,11 +182,11 @@ def _wait_until_healthy(process: subprocess.Popen[bytes], url: str, log: Path) -
     deadline = time.monotonic() + START_SECONDS
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise RuntimeError(f"exit status {process.returncode}\n{log.read_text()[-6000:]}")
+            raise RuntimeError(f"exit status {process.returncode}\n{log.read_text()[-_LOG_SHOWN:]}")
         try:
             if httpx.get(url + "/health", timeout=5).status_code == 200:
                 return
         except httpx.TransportError:
             pass
         time.sleep(0.5)
-    raise RuntimeError(f"no answer within {START_SECONDS} s\n{log.read_text()[-6000:]}")
+    raise RuntimeError(f"no answer within {START_SECONDS} s\n{log.read_text()[-_LOG_SHOWN:]}")

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What Triton is told in a worker, once its card is known and before it compiles a kernel."""
 
+from typing import TYPE_CHECKING
+
 from vllm.logger import init_logger
 
 from vllm.pre_ampere import environment, upstream_patches
 from vllm.pre_ampere.devices import Device
+
+if TYPE_CHECKING:
+    from vllm.pre_ampere.kernels.triton.launch_configurations import Lowering
 
 logger = init_logger("vllm.pre_ampere.platform.triton_set_up")
 
@@ -27,15 +32,28 @@ def tensor_cores_wanted() -> bool:
     return environment.TURING_MMA.get() is not False
 
 
+def choose_lowering(device: Device, tensor_cores: bool) -> "Lowering":
+    """Switch on how this process compiles matrix products for its card, and say which way it is.
+
+    Args:
+        device: the card of the process.
+        tensor_cores: whether Turing's may be used where the card has them.
+    """
+    from vllm.pre_ampere.kernels.triton import turing_mma
+
+    if device.is_volta:
+        return "sm70"
+    if not (tensor_cores and device.is_turing and device.has_tensor_cores and turing_mma.enable()):
+        return "sm75"
+    upstream_patches.scale_key_products_afterwards()
+    return "sm75 tensor cores"
+
+
 def set_up(device: Device) -> None:
     """Choose the lowering for this worker's card, and pin the launch configurations under it."""
-    from vllm.pre_ampere.kernels.triton import launch_configurations, turing_mma
+    from vllm.pre_ampere.kernels.triton import launch_configurations
 
-    lowering: launch_configurations.Lowering = "sm70" if device.is_volta else "sm75"
-    suits = device.is_turing and device.has_tensor_cores and tensor_cores_wanted()
-    if suits and turing_mma.enable():
-        lowering = "sm75 tensor cores"
-        upstream_patches.scale_key_products_afterwards()
+    lowering = choose_lowering(device, tensor_cores_wanted())
     names = [name for switch, kernels in _PINNED_BY if switch.get() for name in kernels]
     pinned = launch_configurations.pin(lowering, names) if device.is_pre_ampere else {}
     logger.info("Triton lowering: %s; pinned: %s", lowering, ", ".join(pinned) or "nothing")

@@ -10,7 +10,6 @@ Triton, PyTorch and upstream that they are on another machine.
 import logging
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from pydantic import BaseModel, ConfigDict
 
@@ -18,9 +17,6 @@ from vllm.pre_ampere import environment
 from vllm.pre_ampere.devices import Capability
 from vllm.pre_ampere.preflight.model import ModelShapes
 from vllm.pre_ampere.preflight.report import Lowering, Results, Table
-
-if TYPE_CHECKING:
-    from vllm.pre_ampere.kernels.triton import launch_configurations
 
 logger = logging.getLogger("vllm.pre_ampere.preflight")
 
@@ -57,20 +53,19 @@ def compile_tables(request: Request) -> Results:
     import triton
 
     from vllm.pre_ampere.kernels.triton import launch_configurations
+    from vllm.pre_ampere.platform import triton_set_up
     from vllm.pre_ampere.preflight import inspection
     from vllm.pre_ampere.preflight.launches import AUTOTUNED, launches
 
     planned = {shapes: launches(shapes) for shapes in request.models}
     card.see_cuda()
-    if request.lowering is Lowering.TENSOR_CORES:
-        from vllm.pre_ampere.kernels.triton import turing_mma
-
-        if not turing_mma.enable():
-            raise RuntimeError(f"Triton {triton.__version__} has no tensor-core lowering here")
+    lowering = triton_set_up.choose_lowering(device, request.lowering is Lowering.TENSOR_CORES)
+    if request.lowering is Lowering.TENSOR_CORES and lowering != "sm75 tensor cores":
+        raise RuntimeError(f"Triton {triton.__version__} has no tensor-core lowering here")
     tuners = card.kernels(triton.runtime.autotuner.Autotuner)
     tuned = {t.base_fn.__name__: frozenset(t.configs[0].kwargs) for t in tuners}
     if not request.complete:
-        launch_configurations.pin(_pinned_for(request))
+        launch_configurations.pin(lowering)
     for tuner in tuners:
         inspection.drop_pipeline_depths(tuner)
     tables = []
@@ -101,12 +96,6 @@ def compile_tables(request: Request) -> Results:
             )
         )
     return Results(tables=tuple(tables))
-
-
-def _pinned_for(request: Request) -> "launch_configurations.Lowering":
-    if request.capability != (7, 5):
-        return "sm70"
-    return "sm75 tensor cores" if request.lowering is Lowering.TENSOR_CORES else "sm75"
 
 
 def main(request_path: str, tables_path: str) -> None:

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launches of the GDN layer: the functions through which our layer calls upstream's kernels."""
+"""Launches of the GDN layer: the functions through which our layer calls kernels."""
+
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from vllm.model_executor.layers.mamba.mamba_utils import MambaStateShapeCalculator
 from vllm.third_party.flash_linear_attention.ops.layernorm_guard import layer_norm_fwd
 
 from vllm.pre_ampere.kernels import upstream
+from vllm.pre_ampere.kernels.triton.packed_delta_rule import packed_delta_rule_update
 from vllm.pre_ampere.preflight.launches.launch import (
     PROMPT_TOKENS,
     REQUESTS,
@@ -14,7 +18,8 @@ from vllm.pre_ampere.preflight.launches.launch import (
 )
 from vllm.pre_ampere.preflight.model import ModelShapes
 
-_SLOTS = REQUESTS * (SPECULATIVE_TOKENS + 1) + 1
+_STEP = SPECULATIVE_TOKENS + 1
+_SLOTS = REQUESTS * _STEP + 1
 
 
 def _half(*size: int) -> torch.Tensor:
@@ -55,13 +60,6 @@ def _convolution_weight(shapes: ModelShapes) -> torch.Tensor:
     return _half(shapes.convolution_dim, shapes.linear_conv_kernel_dim)
 
 
-def _heads(shapes: ModelShapes, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """q, k and v as contiguous [tokens, heads, dim]."""
-    key = (tokens, shapes.key_heads_per_rank, shapes.linear_key_head_dim)
-    value = (tokens, shapes.value_heads_per_rank, shapes.linear_value_head_dim)
-    return _half(*key), _half(*key), _half(*value)
-
-
 def _convolution_prefill(shapes: ModelShapes) -> None:
     upstream.causal_conv1d_prefill(
         _half(PROMPT_TOKENS, shapes.convolution_dim),
@@ -87,62 +85,35 @@ def _convolution_decode(shapes: ModelShapes) -> None:
 
 
 def _convolution_verify(shapes: ModelShapes) -> None:
-    step = SPECULATIVE_TOKENS + 1
-    slots = torch.arange(1, REQUESTS * step + 1, dtype=torch.int32).view(REQUESTS, step)
+    slots = torch.arange(1, REQUESTS * _STEP + 1, dtype=torch.int32).view(REQUESTS, _STEP)
     upstream.causal_conv1d_update(
-        _half(REQUESTS * step, shapes.convolution_dim),
+        _half(REQUESTS * _STEP, shapes.convolution_dim),
         _convolution_weight(shapes),
         None,
         "silu",
         _states(shapes)[0],
         slots[:, 0],
-        torch.arange(0, REQUESTS * step + 1, step, dtype=torch.int32),
+        torch.arange(0, REQUESTS * _STEP + 1, _STEP, dtype=torch.int32),
         torch.ones(REQUESTS, dtype=torch.int32),
-        step,
+        _STEP,
     )
 
 
-def _packed_decode(shapes: ModelShapes) -> None:
-    heads = shapes.value_heads_per_rank
-    upstream.packed_recurrent_decode(
-        _half(REQUESTS, shapes.convolution_dim),
-        _half(REQUESTS, heads),
-        _half(REQUESTS, heads),
+def _update(shapes: ModelShapes, launcher: Callable[..., object], tokens: int) -> None:
+    """One token of each request, or the tokens of a verification."""
+    rows, heads = REQUESTS * tokens, shapes.value_heads_per_rank
+    slots = torch.arange(1, rows + 1, dtype=torch.int32)
+    verifies = tokens > 1
+    launcher(
+        _half(rows, shapes.convolution_dim),
+        _half(rows, heads),
+        _half(rows, heads),
         *_gates(shapes),
         _states(shapes)[1],
-        torch.arange(1, REQUESTS + 1, dtype=torch.int32),
-        shapes.key_heads_per_rank,
-        shapes.linear_key_head_dim,
-        shapes.linear_value_head_dim,
-    )
-
-
-def _recurrent_decode(shapes: ModelShapes) -> None:
-    """Single tokens beside a prefill."""
-    heads = shapes.value_heads_per_rank
-    upstream.fused_sigmoid_gating_delta_rule_update(
-        *_heads(shapes, REQUESTS),
-        _half(REQUESTS, heads),
-        _half(REQUESTS, heads),
-        *_gates(shapes),
-        _states(shapes)[1],
-        torch.arange(1, REQUESTS + 1, dtype=torch.int32),
-        torch.arange(REQUESTS + 1, dtype=torch.int32),
-    )
-
-
-def _recurrent_verify(shapes: ModelShapes) -> None:
-    heads, step = shapes.value_heads_per_rank, SPECULATIVE_TOKENS + 1
-    tokens = REQUESTS * step
-    upstream.fused_sigmoid_gating_delta_rule_update(
-        *_heads(shapes, tokens),
-        _half(tokens, heads),
-        _half(tokens, heads),
-        *_gates(shapes),
-        _states(shapes)[1],
-        torch.arange(1, tokens + 1, dtype=torch.int32).view(REQUESTS, step),
-        torch.arange(0, tokens + 1, step, dtype=torch.int32),
-        torch.ones(REQUESTS, dtype=torch.int32),
+        slots.view(REQUESTS, tokens) if verifies else slots,
+        torch.arange(0, rows + 1, tokens, dtype=torch.int32) if verifies else None,
+        torch.ones(REQUESTS, dtype=torch.int32) if verifies else None,
+        _half(rows, heads, shapes.linear_value_head_dim),
     )
 
 
@@ -184,9 +155,15 @@ LAUNCHES: dict[str, Launch] = {
     "GDN convolution, prefill": _convolution_prefill,
     "GDN convolution, decode": _convolution_decode,
     "GDN convolution, verify": _convolution_verify,
-    "GDN packed decode": _packed_decode,
-    "GDN recurrent, decode": _recurrent_decode,
-    "GDN recurrent, verify": _recurrent_verify,
+    "GDN update, decode": partial(_update, launcher=packed_delta_rule_update, tokens=1),
+    "GDN update, verify": partial(_update, launcher=packed_delta_rule_update, tokens=_STEP),
+    # With VLLM_ENABLE_FLA_PACKED_RECURRENT_DECODE=0.
+    "GDN upstream's update, decode": partial(
+        _update, launcher=upstream.packed_delta_rule_update, tokens=1
+    ),
+    "GDN upstream's update, verify": partial(
+        _update, launcher=upstream.packed_delta_rule_update, tokens=_STEP
+    ),
     "GDN chunked prefill": _chunked_prefill,
     "GDN gated norm": _gated_norm,
 }
