@@ -17,11 +17,11 @@ import os
 import shutil
 import sys
 import time
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from emulated_serve import MODEL, Run, Server, device_facts, prompts
+from emulated_serve import MODEL, Run, Server, prompts
+from provenance import provenance
 
 AUTOTUNED = {
     f"VLLM_SM70_{name}": "0"
@@ -86,10 +86,7 @@ def main() -> int:
     }
     record = {
         "what": "first start of vllm serve on an emulated Turing card, four servers at once",
-        "commit": arguments.commit,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        **device_facts(),
-        "command": " ".join([Path(sys.executable).name, *sys.argv]),
+        **provenance(arguments.commit),
         "prompt_tokens": len(prompt),
         "seconds": arguments.seconds,
         "runs": rows,

@@ -26,9 +26,10 @@ import time
 import urllib.error
 import urllib.request
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from provenance import provenance
 
 LENGTHS = (19, 64, 130, 512, 1024, 1543, 3071, 6000, 9000, 13004)
 TOKENS = 256
@@ -367,18 +368,6 @@ def judge(path: Path) -> int:
     return 0 if all(verdict for name, verdict in result["passed"].items() if "ties" in name) else 1
 
 
-def device_facts() -> dict[str, str]:
-    """The GPU below the emulation, and the software on it."""
-    import torch
-    import triton
-
-    from vllm.pre_ampere.devices import nvml_devices
-
-    device = next(iter(nvml_devices()), None)
-    name = f"{device.name} ({device.architecture})" if device else "no GPU"
-    return {"device": name, "torch": torch.__version__, "triton": triton.__version__}
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=Path, help="folder for the results")
@@ -391,7 +380,7 @@ def main() -> int:
     if arguments.judge:
         return judge(arguments.judge)
     deadline = time.monotonic() + arguments.seconds
-    facts = device_facts()
+    facts = provenance(arguments.commit)
     arguments.out.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(arguments.work, ignore_errors=True)
     asked = prompts(MODEL)
@@ -408,11 +397,8 @@ def main() -> int:
     add_census(results)
     record = {
         "what": "vllm serve on a newer GPU that emulates Turing and Volta",
-        "commit": arguments.commit,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
         **facts,
         "one_configuration_a_kernel": os.environ.get("TRITON_ONE_CONFIG", "0"),
-        "command": " ".join([Path(sys.executable).name, *sys.argv]),
         "lengths": LENGTHS,
         "tokens": TOKENS,
         "runs": results,

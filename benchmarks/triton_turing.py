@@ -19,9 +19,10 @@ import subprocess
 import sys
 import time
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
+
+from provenance import provenance
 
 LOWERINGS = ("stock", "mma", "native")
 GROUPS = ("products", "gdn", "attention")
@@ -242,19 +243,6 @@ def gather(
     if late:
         failures["timing"] = f"began while these were compiling: {', '.join(late)}"
     return rows, failures
-
-
-def provenance(commit: str) -> dict[str, Any]:
-    import torch
-    import triton
-
-    return {
-        "command": " ".join(sys.argv),
-        "commit": commit,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "device": torch.cuda.get_device_name(),
-        "versions": {"torch": torch.__version__, "triton": triton.__version__},
-    }
 
 
 def side_by_side(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

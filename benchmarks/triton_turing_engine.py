@@ -20,7 +20,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from triton_turing import TABLE_OF, Meeting, Process, emulating, gather, lower, provenance
+from provenance import provenance
+from triton_turing import TABLE_OF, Meeting, Process, emulating, gather, lower
 
 REPOSITORY = Path(__file__).resolve().parents[1]
 SMALL = REPOSITORY / "tests" / "models" / "tiny-qwen3_5"

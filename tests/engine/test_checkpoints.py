@@ -46,6 +46,9 @@ def test_a_tensor_that_is_too_long_is_refused_with_both_shapes(tmp_path: Path) -
 
 
 def test_a_missing_tensor_is_named(tmp_path: Path) -> None:
-    error = start(tmp_path, damaged(tmp_path, lambda t: t.pop(f"{LAYER}.dt_bias") and None))
+    def remove(tensors: Tensors) -> None:
+        del tensors[f"{LAYER}.dt_bias"]
+
+    error = start(tmp_path, damaged(tmp_path, remove))
     assert f"{LAYER}.dt_bias" in error
     assert "not initialized from checkpoint" in error

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Shows on one GPU whether verification may run in full graphs, and prefixes be cached with it.
 
-    VLLM_PRE_AMPERE_EMULATE=7.5 python3 tests/gpu/verification_graphs.py --out results
+    VLLM_PRE_AMPERE_EMULATE=7.5 python3 tests/gpu/verification_graphs.py --out results --commit HASH
 
 Guards 1 and 2 of docs/guards.md rest on it. Engines with k=3 in eager mode and with PIECEWISE and
 FULL graphs answer batches in which requests join and leave; engines with k=1 and k=3 and prefix
@@ -12,6 +12,7 @@ Exit status 0 where no answer differs by more than a rounding tie.
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -20,9 +21,10 @@ from pathlib import Path
 from typing import Any
 
 TESTS = Path(__file__).parents[1]
-sys.path.insert(0, str(TESTS / "guards"))
+sys.path[:0] = [str(TESTS / "guards"), str(TESTS.parent / "benchmarks")]
 
 from conversations import differences, read, start  # noqa: E402
+from provenance import provenance  # noqa: E402
 
 # Two candidates this many float16 steps apart may change places by rounding.
 TIE_STEPS = 4.0
@@ -61,6 +63,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default=str(TESTS / "models" / "tiny-qwen3_5"))
     parser.add_argument("--out", type=Path, required=True, help="folder for the results")
+    parser.add_argument("--commit", required=True, help="what is run")
     parser.add_argument("--seconds", type=float, default=500, help="when to give up")
     parser.add_argument("--only", nargs="+", choices=ENGINES, default=list(ENGINES))
     options = parser.parse_args()
@@ -70,7 +73,9 @@ def main() -> int:
         "max_model_len": 4096,
         "max_num_seqs": 8,
         "max_num_batched_tokens": 1024,
-        "gpu_memory_utilization": 0.08,
+        # Named, so that engines that start beside each other do not measure each other's memory.
+        "kv_cache_memory_bytes": 2 << 30,
+        "gpu_memory_utilization": 0.05,
         "seed": 0,
     }
     deadline = time.monotonic() + options.seconds
@@ -109,8 +114,14 @@ def main() -> int:
             "differences": [asdict(difference) for difference in found],
             "equal_but_for_ties": all(difference.gap <= TIE_STEPS for difference in found),
         }
-    print(json.dumps(summary, indent=1))
-    (options.out / "verification_graphs.json").write_text(json.dumps(summary, indent=1) + "\n")
+    record = {
+        "what": "verification in eager mode and in CUDA graphs, and with cached prefixes",
+        **provenance(options.commit),
+        "emulated": os.environ.get("VLLM_PRE_AMPERE_EMULATE"),
+        "engines": summary,
+    }
+    print(json.dumps(record, indent=1))
+    (options.out / "verification_graphs.json").write_text(json.dumps(record, indent=1) + "\n")
     return 0 if all(entry.get("equal_but_for_ties") for entry in summary.values()) else 1
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 # Steps before the counted ones: the prefill, and those in which the engine comes to its pace.
 _UNTRACED_STEPS = 12
 _KERNELS_SHOWN = 20
+# Characters of a C++ name, whose template arguments can fill a screen.
+_NAME_SHOWN = 80
 
 
 def command(
@@ -78,7 +80,8 @@ def command(
     title = f"{label}, after {context} tokens, {device}"
     runs = {title: census}
     if other is not None:
-        runs = {title: census, other[0]: other[1]}
+        # Two runs of the same settings are two runs still.
+        runs[other[0] if other[0] != title else f"{title} ({compare})"] = other[1]
     Console().print(class_table(runs))
     Console().print(kernel_table(census, title))
     if json_file is not None:
@@ -104,40 +107,44 @@ def read_record(path: Path) -> tuple[str, Census]:
 
 
 def class_table(runs: "Mapping[str, Census]") -> Table:
-    """Launches and microseconds a step by class, and launches in a GDN layer, of each run."""
+    """Launches and microseconds a step by class, and launches in a GDN layer; one line a run."""
     table = Table(title="a step, by class", title_justify="left")
-    table.add_column("class")
-    for title in runs:
-        for what in ("launches", "µs", "launches in a GDN layer"):
-            table.add_column(f"{title}\n{what}", justify="right", overflow="fold")
-    totals = [census.by_class() for census in runs.values()]
+    table.add_column("class", no_wrap=True)
+    if len(runs) > 1:
+        table.add_column("run", overflow="fold")
+    for heading in ("launches", "µs", "in a GDN layer"):
+        table.add_column(heading, justify="right", no_wrap=True)
+
+    def add(kind: str, figures: "Mapping[str, tuple[float, float, float]]") -> None:
+        for place, (title, (launches, microseconds, layer)) in enumerate(figures.items()):
+            name = [] if len(runs) == 1 else [title]
+            numbers = (f"{launches:.1f}", f"{microseconds:.0f}", f"{layer:.1f}")
+            table.add_row("" if place else kind, *name, *numbers)
+
+    totals = {title: census.by_class() for title, census in runs.items()}
     for kind in KernelClass:
-        row = []
-        for census, total in zip(runs.values(), totals, strict=True):
-            launches, microseconds = total[kind]
-            layer = census.gdn_layer.get(kind, 0.0)
-            row += [f"{launches:.1f}", f"{microseconds:.0f}", f"{layer:.1f}"]
-        table.add_row(kind.value, *row)
+        layers = {title: census.gdn_layer.get(kind, 0.0) for title, census in runs.items()}
+        add(kind.value, {title: (*totals[title][kind], layers[title]) for title in runs})
     table.add_section()
-    sums = []
-    for census, total in zip(runs.values(), totals, strict=True):
-        launches, microseconds = (sum(column) for column in zip(*total.values(), strict=True))
-        layer = sum(census.gdn_layer.values())
-        sums += [f"{launches:.1f}", f"{microseconds:.0f}", f"{layer:.1f}"]
-    table.add_row("all", *sums)
+    everything = {}
+    for title, census in runs.items():
+        launches, microseconds = (sum(one) for one in zip(*totals[title].values(), strict=True))
+        everything[title] = (launches, microseconds, sum(census.gdn_layer.values()))
+    add("all", everything)
     return table
 
 
 def kernel_table(census: Census, title: str) -> Table:
     """The kernels that are launched most often."""
     table = Table(title=f"{title}: most launched", title_justify="left")
-    table.add_column("kernel", overflow="ellipsis", no_wrap=True, max_width=70)
-    table.add_column("class")
-    table.add_column("launches", justify="right")
-    table.add_column("µs", justify="right")
+    table.add_column("kernel", overflow="fold")
+    table.add_column("class", no_wrap=True)
+    table.add_column("launches", justify="right", no_wrap=True)
+    table.add_column("µs", justify="right", no_wrap=True)
     for kernel in census.kernels[:_KERNELS_SHOWN]:
+        name = kernel.name if len(kernel.name) <= _NAME_SHOWN else f"{kernel.name[:_NAME_SHOWN]}…"
         table.add_row(
-            kernel.name, kernel.kind.value, f"{kernel.launches:.1f}", f"{kernel.microseconds:.0f}"
+            name, kernel.kind.value, f"{kernel.launches:.1f}", f"{kernel.microseconds:.0f}"
         )
     left = len(census.kernels) - _KERNELS_SHOWN
     if left > 0:
