@@ -16,7 +16,7 @@ import os
 import subprocess
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +42,40 @@ def drafting(k: int) -> dict[str, Any]:
     return {"speculative_config": {"method": "mtp", "num_speculative_tokens": k}}
 
 
-# Name -> scenario, settings, name of the engine to compare with.
-ENGINES: dict[str, tuple[str, dict[str, Any], str | None]] = {
-    "mixed": (MIXED, EAGER | UNCACHED, None),
-    "mixed-k3-eager": (MIXED, EAGER | UNCACHED | drafting(3), "mixed"),
-    "mixed-k3-piecewise": (MIXED, GRAPHS["PIECEWISE"] | UNCACHED | drafting(3), "mixed"),
-    "mixed-k3-full": (MIXED, GRAPHS["FULL_AND_PIECEWISE"] | UNCACHED | drafting(3), "mixed"),
-    "prefixes": (PREFIXES, EAGER | UNCACHED, None),
-    "prefixes-k1": (PREFIXES, EAGER | CACHED | drafting(1), "prefixes"),
-    "prefixes-k3": (PREFIXES, GRAPHS["PIECEWISE"] | CACHED | drafting(3), "prefixes"),
-    "prefixes-k3-preempted": (
+# Tokens of an attention block of the small model on a GPU, by k: a GDN page grows with the drafts.
+BLOCK_SIZE = {1: 528, 3: 544}
+
+
+@dataclass(frozen=True)
+class Engine:
+    """One engine: what it plays, its settings, and the engine it is compared with."""
+
+    scenario: str
+    block_size: int
+    settings: dict[str, Any]
+    reference: str | None = None
+
+
+ENGINES = {
+    "mixed": Engine(MIXED, BLOCK_SIZE[3], EAGER | UNCACHED),
+    "mixed-k3-eager": Engine(MIXED, BLOCK_SIZE[3], EAGER | UNCACHED | drafting(3), "mixed"),
+    "mixed-k3-piecewise": Engine(
+        MIXED, BLOCK_SIZE[3], GRAPHS["PIECEWISE"] | UNCACHED | drafting(3), "mixed"
+    ),
+    "mixed-k3-full": Engine(
+        MIXED, BLOCK_SIZE[3], GRAPHS["FULL_AND_PIECEWISE"] | UNCACHED | drafting(3), "mixed"
+    ),
+    "prefixes-of-k1": Engine(PREFIXES, BLOCK_SIZE[1], EAGER | UNCACHED),
+    "prefixes-k1": Engine(PREFIXES, BLOCK_SIZE[1], EAGER | CACHED | drafting(1), "prefixes-of-k1"),
+    "prefixes-of-k3": Engine(PREFIXES, BLOCK_SIZE[3], EAGER | UNCACHED),
+    "prefixes-k3": Engine(
+        PREFIXES, BLOCK_SIZE[3], GRAPHS["PIECEWISE"] | CACHED | drafting(3), "prefixes-of-k3"
+    ),
+    "prefixes-k3-preempted": Engine(
         PREFIXES,
+        BLOCK_SIZE[3],
         EAGER | CACHED | drafting(3) | {"num_gpu_blocks_override": 24},
-        "prefixes",
+        "prefixes-of-k3",
     ),
 }
 
@@ -81,14 +102,16 @@ def main() -> int:
     deadline = time.monotonic() + options.seconds
     processes = {}
     for name in options.only:
-        scenario, settings, _ = ENGINES[name]
+        engine = ENGINES[name]
         result = options.out / f"{name}.json"
         result.unlink(missing_ok=True)
         caches = {
             variable: str(options.out.absolute() / "caches" / name / variable.lower())
             for variable in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "VLLM_CACHE_ROOT")
         }
-        processes[name] = start(scenario, common | settings, result, caches)
+        processes[name] = start(
+            engine.scenario, engine.block_size, common | engine.settings, result, caches
+        )
     for process in processes.values():
         try:
             process.wait(max(deadline - time.monotonic(), 0.1))
@@ -97,7 +120,7 @@ def main() -> int:
 
     summary: dict[str, Any] = {}
     for name in options.only:
-        reference = ENGINES[name][2]
+        reference = ENGINES[name].reference
         if reference is None or reference not in options.only:
             continue
         expected = read(options.out / f"{reference}.json")
@@ -109,6 +132,10 @@ def main() -> int:
         found = list(differences(expected, played))
         summary[name] = {
             "answers": len(played.answers),
+            # After a tie the scenario goes on with other prompts.
+            "compared": sum(
+                a.prompt == b.prompt for a, b in zip(expected.answers, played.answers, strict=True)
+            ),
             "cached": sum(answer.cached > 0 for answer in played.answers),
             "preempted": played.preempted,
             "differences": [asdict(difference) for difference in found],

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Scenarios that have broken speculation on GDN models, played on one engine in its own process.
 
-    python conversations.py SCENARIO SETTINGS RESULT
+    python conversations.py SCENARIO BLOCK_SIZE SETTINGS RESULT
 
-SETTINGS is a JSON object of arguments for `vllm.LLM`; RESULT is the file to write. Answers of two
-engines to the same scenario are compared by `differences`.
+BLOCK_SIZE is that of the engine which caches prefixes, in tokens; the engine that it is compared with
+plays around the same boundaries, whatever its own. SETTINGS is a JSON object of arguments for
+`vllm.LLM`; RESULT is the file to write. Answers of two engines to the same scenario are compared by
+`differences`.
 """
 
+import hashlib
 import json
 import os
 import subprocess
@@ -28,12 +31,14 @@ class Answer:
     """One answer.
 
     Attributes:
+        prompt: its digest.
         length: of the prompt, in tokens.
         cached: how many of them came from the prefix cache.
         tokens: the generated ids.
         logits: for each, of the two most likely tokens.
     """
 
+    prompt: str
     length: int
     cached: int
     tokens: list[int]
@@ -68,11 +73,14 @@ def shared_prefixes(prompts: list[list[int]], block_size: int, ask: Ask) -> None
 SCENARIOS = {"mixed_batches": mixed_batches, "shared_prefixes": shared_prefixes}
 
 
-def main(scenario: str, settings: str, result: str) -> None:
+def main(scenario: str, block_size_text: str, settings: str, result: str) -> None:
     from vllm import LLM, SamplingParams
 
     llm = LLM(disable_log_stats=False, logprobs_mode="raw_logits", **json.loads(settings))
-    block_size = llm.llm_engine.vllm_config.cache_config.block_size
+    block_size = int(block_size_text)
+    cache = llm.llm_engine.vllm_config.cache_config
+    if cache.enable_prefix_caching and cache.block_size != block_size:
+        raise ValueError(f"the engine has blocks of {cache.block_size} tokens, not {block_size}")
     answers: list[Answer] = []
 
     def ask(prompts: Sequence[list[int]], tokens: int) -> list[list[int]]:
@@ -94,9 +102,9 @@ def main(scenario: str, settings: str, result: str) -> None:
                 sorted((x.logprob for x in at.values()), reverse=True)[:2]
                 for at in completion.logprobs
             ]
-            answers.append(
-                Answer(len(prompt), output.num_cached_tokens, list(completion.token_ids), top)
-            )
+            digest = hashlib.sha256(json.dumps(prompt).encode()).hexdigest()
+            tokens_cached, ids = output.num_cached_tokens, list(completion.token_ids)
+            answers.append(Answer(digest, len(prompt), tokens_cached, ids, top))
         return [answer.tokens for answer in answers[-len(prompts) :]]
 
     longest = 3 * block_size + 200
@@ -123,12 +131,23 @@ class Played:
 
 
 def start(
-    scenario: str, settings: Mapping[str, Any], result: Path, environment: Mapping[str, str]
+    scenario: str,
+    block_size: int,
+    settings: Mapping[str, Any],
+    result: Path,
+    environment: Mapping[str, str],
 ) -> "subprocess.Popen[bytes]":
     """Start an engine on a scenario; its log stands beside the result."""
     with result.with_suffix(".log").open("w") as log:
         return subprocess.Popen(
-            [sys.executable, __file__, scenario, json.dumps(settings), str(result)],
+            [
+                sys.executable,
+                __file__,
+                scenario,
+                str(block_size),
+                json.dumps(settings),
+                str(result),
+            ],
             stdout=log,
             stderr=subprocess.STDOUT,
             env={**os.environ, **environment},
@@ -170,13 +189,22 @@ class Difference:
 def differences(reference: Played, other: Played) -> Iterator[Difference]:
     """Compare token for token.
 
-    A scenario's later prompts hold its earlier answers, so nothing is compared after a prompt that
-    differs already.
+    A scenario's later prompts hold its earlier answers, so an answer to another prompt is passed
+    over, but only after an answer that differed.
+
+    Raises:
+        ValueError: the engines were asked different things from the start.
     """
     pairs = zip(reference.answers, other.answers, strict=True)
+    differed = False
     for index, (expected, answer) in enumerate(pairs):
-        if expected.length != answer.length or expected.tokens == answer.tokens:
+        if expected.prompt != answer.prompt:
+            if not differed:
+                raise ValueError(f"prompt {index} is not the same for both engines")
             continue
+        if expected.tokens == answer.tokens:
+            continue
+        differed = True
         position = next(
             p for p, (a, b) in enumerate(zip(expected.tokens, answer.tokens, strict=True)) if a != b
         )

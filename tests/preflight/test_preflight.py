@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The recorded tables against a fresh compilation, and what a kernel over the limit looks like."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from vllm.pre_ampere.devices import PRE_AMPERE
+from vllm.pre_ampere.preflight import run
+from vllm.pre_ampere.preflight.compile_for_card import Request
+from vllm.pre_ampere.preflight.model import ModelShapes, known_models, load_shapes
+from vllm.pre_ampere.preflight.report import Lowering, Results, Table
+
+TURING, VOLTA = (7, 5), (7, 0)
+EVERY_MODEL = tuple(load_shapes(path, size) for path in known_models() for size in (1, 2))
+# What stays without tensor cores though it multiplies: fp32 products, which Turing has no
+# instruction for.
+SCALAR_ON_TENSOR_CORE_LOWERING = {
+    "chunk_scaled_dot_kkt_fwd_kernel",
+    "merge_16x16_to_64x64_inverse_kernel",
+}
+
+
+def small_model() -> ModelShapes:
+    return next(shapes for shapes in EVERY_MODEL if shapes.label == "Qwen3.5-4B TP1")
+
+
+def run_program(program: list[str], request: Request, folder: Path) -> Results:
+    (folder / "request.json").write_text(request.model_dump_json())
+    command = [sys.executable, *program, str(folder / "request.json"), str(folder / "tables.json")]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return Results.model_validate_json((folder / "tables.json").read_text())
+
+
+def request(capability: tuple[int, int], lowering: Lowering, folder: Path, *only: str) -> Request:
+    return Request(
+        capability=capability,
+        lowering=lowering,
+        models=(small_model(),),
+        complete=False,
+        cache=folder / "cache",
+        only=only,
+    )
+
+
+@pytest.mark.parametrize(
+    ("capability", "lowering", "only"),
+    [
+        (TURING, Lowering.TENSOR_CORES, ("GDN chunked prefill", "attention, decode")),
+        (VOLTA, Lowering.TRITON, ("GDN packed decode", "GDN recurrent", "GDN convolution")),
+    ],
+)
+def test_a_fresh_compilation_agrees_with_the_record(
+    capability: tuple[int, int], lowering: Lowering, only: tuple[str, ...], tmp_path: Path
+) -> None:
+    found = run_program(
+        ["-m", "vllm.pre_ampere.preflight.compile_for_card"],
+        request(capability, lowering, tmp_path, *only),
+        tmp_path,
+    )
+    assert {finding.launch for table in found.tables for finding in table.findings} >= {
+        name for name in ("GDN chunked prefill", "GDN packed decode") if name in only
+    }
+    assert run.changes(found, only) == [], f"record the change with: {run.UPDATE_COMMAND}"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("complete", [False, True], ids=["as launched", "all configurations"])
+@pytest.mark.parametrize("capability", [TURING, VOLTA], ids=["sm75", "sm70"])
+def test_every_table_agrees_with_the_record(capability: tuple[int, int], complete: bool) -> None:
+    found = run.preflight(run.Plan((capability,), EVERY_MODEL, complete))
+    assert run.changes(found) == [], f"record the change with: {run.UPDATE_COMMAND}"
+
+
+def test_a_kernel_over_the_limit_is_found_with_both_numbers(tmp_path: Path) -> None:
+    program = [str(Path(__file__).with_name("too_large.py"))]
+    (table,) = run_program(program, request(TURING, Lowering.TRITON, tmp_path), tmp_path).tables
+    fits, too_large = table.findings
+    assert (fits.shared_memory, fits.over_the_limit) == (65536, False)
+    assert (too_large.shared_memory, too_large.shared_memory_limit) == (131072, 65536)
+    assert table.unlaunchable == (too_large,)
+
+
+def recorded_tables(complete: bool) -> list[Table]:
+    return [table for table in run.recorded().tables if table.complete is complete]
+
+
+@pytest.mark.parametrize("complete", [False, True])
+def test_every_card_model_and_lowering_is_recorded(complete: bool) -> None:
+    names = {(t.model, t.architecture, t.lowering) for t in recorded_tables(complete)}
+    wanted = {(shapes.label, "sm70", Lowering.TRITON) for shapes in EVERY_MODEL} | {
+        (shapes.label, "sm75", lowering) for shapes in EVERY_MODEL for lowering in Lowering
+    }
+    assert names == wanted
+
+
+def test_nothing_that_is_launched_is_over_the_limit() -> None:
+    for table in recorded_tables(complete=False):
+        assert table.unlaunchable == (), table.title
+
+
+def test_on_turing_only_fp32_products_are_without_tensor_cores() -> None:
+    for table in recorded_tables(complete=False):
+        if table.lowering is Lowering.TENSOR_CORES:
+            scalar = {finding.kernel for finding in table.findings if finding.scalar_product}
+            assert scalar == SCALAR_ON_TENSOR_CORE_LOWERING, table.title
+            assert any(finding.tensor_core_instructions for finding in table.findings)
+
+
+def test_tritons_own_lowering_has_no_tensor_core_instruction_below_sm80() -> None:
+    for table in recorded_tables(complete=False):
+        if table.lowering is Lowering.TRITON:
+            assert all(f.tensor_core_instructions == 0 for f in table.findings), table.title
+            assert any(finding.scalar_product for finding in table.findings), table.title
+
+
+def test_the_launches_are_those_of_every_part_of_a_step() -> None:
+    for table in recorded_tables(complete=False):
+        parts = {finding.launch.split(",")[0].split(" ")[0] for finding in table.findings}
+        experts = {"experts"} if "Qwen3-Next" in table.model else set()
+        assert parts == {"step", "GDN", "attention", "sampling"} | experts, table.title
+
+
+def test_one_process_for_each_card_and_lowering(tmp_path: Path) -> None:
+    plan = run.Plan(PRE_AMPERE, EVERY_MODEL)
+    made = [(r.capability, r.lowering) for r in plan.requests(tmp_path)]
+    assert made == [
+        (VOLTA, Lowering.TRITON),
+        ((7, 2), Lowering.TRITON),
+        (TURING, Lowering.TENSOR_CORES),
+        (TURING, Lowering.TRITON),
+    ]
+
+
+def test_a_failed_process_is_reported_with_its_own_words() -> None:
+    broken = small_model().model_copy(update={"linear_key_head_dim": 96})
+    with pytest.raises(run.PreflightError, match="for sm75 ended with status 1"):
+        run.preflight(run.Plan((TURING,), (broken,), only=("GDN packed decode",)))
