@@ -168,7 +168,7 @@ class Server:
         choice = self.post("/v1/completions", body, deadline)["choices"][0]
         answer = {"tokens": choice["token_ids"]}
         if logprobs is not None:
-            answer["logprobs"] = choice["logprobs"]["token_logprobs"]
+            answer["logprobs"] = [round(p, 5) for p in choice["logprobs"]["token_logprobs"]]
         return answer
 
     def metric(self, name: str) -> float | None:
@@ -219,7 +219,7 @@ def prompts(model: Path) -> list[list[int]]:
 def measure(server: Server, asked: list[list[int]], deadline: float) -> dict[str, Any]:
     """Everything one server is asked; a failure is recorded under "error", with the log's end."""
     program, *options = server.command
-    command = [Path(program).name, *options]
+    command = " ".join([Path(program).name, *options]).replace(f"{_REPOSITORY}/", "")
     result: dict[str, Any] = {**asdict(server.run), "command": command}
     try:
         result["ready_after_s"] = round(server.wait_until_ready(deadline), 1)

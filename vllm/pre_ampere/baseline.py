@@ -190,18 +190,20 @@ def _apply_compile_graph_policy(vllm_config: "VllmConfig") -> tuple[Entry, ...]:
     )
     disabled = _compilation_disabled_by(vllm_config) is not None
     entries: list[Entry] = []
+    filled = _filled_before(vllm_config)
 
     def fill(
         name: str, holder: Any, field: str, wanted: Any, is_open: Callable[[Any], bool]
     ) -> None:
-        value = getattr(holder, field)
-        if value == wanted:
-            entries.append(Entry(name, str(value), Decision.SET, "compile-graph policy"))
-        elif is_open(value):
+        if is_open(getattr(holder, field)):
             setattr(holder, field, wanted)
-            entries.append(Entry(name, str(wanted), Decision.SET, "compile-graph policy"))
+            if name not in filled:
+                filled.append(name)
+        value = str(getattr(holder, field))
+        if name in filled:
+            entries.append(Entry(name, value, Decision.SET, "compile-graph policy"))
         else:
-            entries.append(Entry(name, str(value), Decision.KEPT, "set by the user"))
+            entries.append(Entry(name, value, Decision.KEPT, "set by the user"))
 
     def is_none(value: Any) -> bool:
         return value is None
@@ -222,6 +224,19 @@ def _apply_compile_graph_policy(vllm_config: "VllmConfig") -> tuple[Entry, ...]:
         entries.append(_switched_on("combo_kernels", on))
     entries.append(_switched_on("eliminate_noops", compilation.pass_config.eliminate_noops))
     return tuple(entries)
+
+
+def _filled_before(vllm_config: "VllmConfig") -> list[str]:
+    """Names of the settings that the policy has filled in this configuration, to be added to.
+
+    Kept in the configuration itself, so that a later call, in whatever process, does not take them
+    for the user's, nor the user's for the policy's where both are the same.
+    """
+    additional = vllm_config.additional_config
+    if not isinstance(additional, dict):
+        return []
+    names: list[str] = additional.setdefault("pre_ampere_compile_graph_policy", [])
+    return names
 
 
 def _switched_on(name: str, on: bool) -> Entry:
