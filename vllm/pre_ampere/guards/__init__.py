@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 
-from vllm.pre_ampere.baseline import BaselineRecord
 from vllm.pre_ampere.devices import Device
 from vllm.pre_ampere.guards import all_reduce, configuration
 from vllm.pre_ampere.guards.action import Action
@@ -23,9 +22,7 @@ if TYPE_CHECKING:
 logger = init_logger("vllm.pre_ampere.guards")
 
 
-def check(
-    vllm_config: "VllmConfig", devices: Sequence[Device], record: BaselineRecord | None
-) -> tuple[Action, ...]:
+def check(vllm_config: "VllmConfig", devices: Sequence[Device]) -> tuple[Action, ...]:
     """Run every guard on a finished configuration, and say what each did.
 
     Idempotent: upstream completes a configuration more than once, in more than one process.
@@ -33,11 +30,9 @@ def check(
     Args:
         vllm_config: modified in place.
         devices: the cards that take part.
-        record: what the baseline did, and so which settings are the user's.
     """
     actions = (
         configuration.fail_requests_with_nan_logits(vllm_config),
-        configuration.keep_verification_out_of_full_graphs(vllm_config, record),
         configuration.say_that_tensor_cores_are_missing(vllm_config, devices),
         all_reduce.check(vllm_config, devices),
     )

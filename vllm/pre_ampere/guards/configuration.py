@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from vllm.pre_ampere import environment
-from vllm.pre_ampere.baseline import BaselineRecord, Decision
 from vllm.pre_ampere.devices import Device
 from vllm.pre_ampere.guards.action import Action
 
@@ -48,40 +47,6 @@ def fail_requests_with_nan_logits(vllm_config: "VllmConfig") -> Action | None:
         "Requests with NaN logits fail",
         "float16 ends at 65504, and a model trained in bfloat16 can go beyond",
         f"Set {environment.COMPUTE_NANS_IN_LOGITS.name}=0 to have it otherwise",
-    )
-
-
-def keep_verification_out_of_full_graphs(
-    vllm_config: "VllmConfig", record: BaselineRecord | None
-) -> Action | None:
-    """Capture CUDA graphs piecewise where draft tokens are verified by GDN layers.
-
-    On a Turing fork, graphs of whole verification steps gave wrong answers for one request and
-    crashed for two. That they do not here is not shown on any of these cards yet; see
-    docs/guards.md. A mode that the user named stays.
-    """
-    from vllm.config import CUDAGraphMode
-
-    compilation = vllm_config.compilation_config
-    mode = compilation.cudagraph_mode
-    if (
-        vllm_config.speculative_config is None
-        or vllm_config.model_config is None
-        or not vllm_config.model_config.is_hybrid
-        or mode is None
-        or not mode.has_full_cudagraphs()
-    ):
-        return None
-    policy = record.policy if record is not None else ()
-    if any(e.name == "cudagraph_mode" and e.decision is Decision.KEPT for e in policy):
-        return None
-    compilation.cudagraph_mode = CUDAGraphMode.PIECEWISE
-    return Action(
-        "full-graphs",
-        f"CUDA graphs are PIECEWISE instead of {mode.name}",
-        "graphs of whole verification steps have given wrong answers with GDN layers on Turing",
-        'Pass --compilation-config \'{"cudagraph_mode": "FULL_AND_PIECEWISE"}\' to have them, and '
-        "compare with `vllm-pre-ampere lossless --batch 4`",
     )
 
 

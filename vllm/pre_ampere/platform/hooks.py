@@ -97,7 +97,7 @@ class PreAmperePlatform(Platform):
         prefill.check_requested_backend(vllm_config, devices, cls.device_type == "cpu")
         super().check_and_update_config(vllm_config)
         _split_at_our_operators(vllm_config)
-        cls.guard_actions = guards.check(vllm_config, devices, cls.baseline_record)
+        cls.guard_actions = guards.check(vllm_config, devices)
 
     @classmethod
     def verify_quantization(cls, quant: str) -> None:
