@@ -45,6 +45,9 @@ def tiny_config(vocab_size: int, end_of_turn: int, end_of_text: int) -> Qwen3_5T
         rope_parameters={
             "rope_type": "default",
             "rope_theta": 10000000.0,
+            # As released checkpoints have it; for text the three positions are one.
+            "mrope_interleaved": True,
+            "mrope_section": [3, 3, 2],
             "partial_rotary_factor": 0.25,
         },
         tie_word_embeddings=True,

@@ -26,7 +26,11 @@ def configure(case: dict[str, Any]) -> dict[str, Any]:
         changed = {k: v for k, v in os.environ.items() if saved.get(k) != v}
         os.environ.clear()
         os.environ.update(saved)
+    models = {"model": config.model_config}
+    if config.speculative_config is not None:
+        models["draft"] = config.speculative_config.draft_model_config
     return {
+        "uses_mrope": {name: model.uses_mrope for name, model in models.items()},
         "platform": type(current_platform).__name__,
         "dtype": str(config.model_config.dtype),
         "capability": list(current_platform.get_device_capability() or ()),

