@@ -9,7 +9,10 @@ VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: help setup demo test test-all lint counter-checks preflight preflight-all clean
+# The releases of Triton that the tensor-core lowering is made for.
+TRITON := $(patsubst %,build/triton/%/triton/__init__.py,3.6.0 3.7.1 3.8.0 3.9.0)
+
+.PHONY: help setup demo test test-all lint counter-checks preflight preflight-all triton-matrix clean
 
 help:
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 18
@@ -41,6 +44,12 @@ preflight: setup ## compile the launched kernels for sm_70 and sm_75 and compare
 
 preflight-all: setup ## the same for every model and every configuration
 	$(BIN)/vllm-pre-ampere preflight --check --all
+
+triton-matrix: setup $(TRITON) ## the tests of the Triton lowering, with each release that it is made for
+	$(BIN)/python -m pytest -q -m triton_matrix
+
+build/triton/%/triton/__init__.py: | setup
+	$(BIN)/python -m pip install --quiet --no-deps --target build/triton/$* triton==$*
 
 clean: ## remove what setup and the demo made
 	rm -rf $(VENV) build

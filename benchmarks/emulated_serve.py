@@ -328,6 +328,13 @@ def checks(results: list[dict[str, Any]], launches: list[dict[str, Any]]) -> dic
         found["speculation adds no ATen elementwise launch to a GDN layer"] = (
             speculative <= elementwise["sm75-k0"]
         )
+        inductor = {
+            name: by_name[name]["census"]["gdn_layer"].get("Inductor-fused", 0.0)
+            for name in ("sm75-k0", "sm75-k3")
+        }
+        found["the gated norm stays in Inductor's kernels with speculation"] = (
+            inductor["sm75-k3"] >= inductor["sm75-k0"] > 0
+        )
         found["the eager wrapper adds at least ten to a GDN layer"] = (
             elementwise["sm75-k3-without-gate-fix"] - speculative >= 10
         )
@@ -352,6 +359,7 @@ def judge(path: Path) -> int:
     runs = {run["name"]: run for run in result["runs"]}
     asked = prompts(MODEL)
     judging = Judge(MODEL)
+    result |= checks(result["runs"], result["launches"])
     result["judged"] = {}
     for card in ("sm75", "sm70"):
         without, with_drafts = (runs[f"{card}-k{k}"]["answers"] for k in (0, 3))

@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the project says is proven is said once, and rests on files that exist."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -9,6 +11,14 @@ from vllm.pre_ampere import proof
 from vllm.pre_ampere.proof import Claim, Level
 
 ROOT = Path(__file__).parents[1]
+RESULTS = sorted((ROOT / "benchmarks" / "results").glob("*.json"))
+# What a GPU rounds otherwise; the result says beside it whether by ties alone.
+UNEQUAL = "equals k=0 at all 10 lengths"
+
+
+def read(name: str) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / name).read_text())
+    return result
 
 
 def test_the_document_holds_the_table_and_the_levels() -> None:
@@ -26,3 +36,56 @@ def test_a_claim_rests_on_a_file_that_exists(claim: Claim) -> None:
 def test_a_claim_above_the_second_level_rests_on_a_recorded_run() -> None:
     above = [claim for claim in proof.CLAIMS if claim.level > Level.COMPILED]
     assert [claim for claim in above if "results/" not in claim.shown_by] == []
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_a_result_can_be_repeated(path: Path) -> None:
+    result = read(path.name)
+    assert all(result[fact] for fact in ("command", "commit", "date", "device"))
+    assert "/work/" not in path.read_text()
+
+
+@pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
+def test_a_result_shows_what_it_is_cited_for(path: Path) -> None:
+    passed = read(path.name).get("passed", {})
+    failed = {name for name, value in passed.items() if not value}
+    assert {name for name in failed if UNEQUAL not in name} == set()
+
+
+@pytest.mark.parametrize("card", ["sm75", "sm70"])
+def test_speculation_on_a_gpu_differed_by_ties_alone(card: str) -> None:
+    result = read("emulated_serve.json")
+    assert result["passed"][f"{card}: k=3 differs from k=0 by rounding ties alone"]
+    judged = result["judged"][card]
+    assert 0 < judged["error"] < 0.02
+    gaps = [divergence["float64_gap"] for divergence in judged["divergences"]]
+    assert all(gap <= 2 * judged["error"] for gap in gaps)
+    answers = {run["name"]: run.get("answers", []) for run in result["runs"]}
+    pairs = zip(answers[f"{card}-k0"], answers[f"{card}-k3"], strict=True)
+    assert sum(a["tokens"] != b["tokens"] for a, b in pairs) == len(gaps)
+
+
+@pytest.mark.parametrize(
+    ("name", "engines"),
+    [
+        (
+            "verification_graphs_sm75.json",
+            {"mixed-k3-eager", "mixed-k3-piecewise", "mixed-k3-full"},
+        ),
+        ("verification_graphs_sm70.json", {"mixed-k3-eager", "mixed-k3-full"}),
+        ("cached_prefixes_sm75.json", {"prefixes-k1", "prefixes-k3", "prefixes-k3-preempted"}),
+    ],
+)
+def test_every_answer_was_compared_and_differed_by_ties_alone(name: str, engines: set[str]) -> None:
+    found = read(name)["engines"]
+    assert found.keys() == engines
+    for engine in found.values():
+        assert engine["compared"] == engine["answers"] > 10
+        assert engine["equal_but_for_ties"]
+        assert all(difference["gap"] <= 4 for difference in engine["differences"])
+
+
+def test_the_all_reduce_was_tried_on_cards() -> None:
+    result = read("all_reduce.json")
+    assert (result["veto"], result["reason"]) == (False, "its sums were right")
+    assert result["cards"] == 2

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm.pre_ampere.cli import UserError, engine_options
+from vllm.pre_ampere.cli import UserError, engine_log, engine_options
 from vllm.pre_ampere.cli.prompts import SAMPLE_TEXT, draw_prompts
 
 if TYPE_CHECKING:
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 # Engine steps between two arrivals of requests that run together.
 _STEPS_BETWEEN_ARRIVALS = 3
-_LOG_LINES_SHOWN = 25
 
 
 @dataclass(frozen=True)
@@ -151,8 +150,8 @@ def generate(job: Job, on_progress: Callable[[int, int], None]) -> Result:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)
         if result is None:
-            last = "\n".join(log.read_text().splitlines()[-_LOG_LINES_SHOWN:])
-            raise UserError(f"the engine ended with exit status {process.returncode}:\n{last}")
+            reason = engine_log.why(log.read_text())
+            raise UserError(f"the engine ended with exit status {process.returncode}: {reason}")
         return result
 
 

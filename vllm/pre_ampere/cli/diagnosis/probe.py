@@ -17,13 +17,12 @@ from typing import Any
 
 import torch
 
-from vllm.pre_ampere.cli import UserError, engine_options
+from vllm.pre_ampere.cli import UserError, engine_log, engine_options
 from vllm.pre_ampere.cli.checkpoint import Checkpoint
 from vllm.pre_ampere.cli.prompts import draw_prompts
 
 FLOAT16_LARGEST = 65504.0
 _PROMPT_TOKENS = 64
-_LOG_LINES_SHOWN = 25
 
 
 @dataclass(frozen=True)
@@ -151,8 +150,8 @@ def look(checkpoint: Checkpoint, options: Sequence[str]) -> Probe:
         with log.open("w") as output:
             done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)
         if not result.exists():
-            last = "\n".join(log.read_text().splitlines()[-_LOG_LINES_SHOWN:])
-            raise UserError(f"the engine ended with exit status {done.returncode}:\n{last}")
+            reason = engine_log.why(log.read_text())
+            raise UserError(f"the engine ended with exit status {done.returncode}: {reason}")
         data = json.loads(result.read_text())
     seen = {name: (largest, finite) for name, (largest, finite) in data["seen"].items()}
     return Probe(by_layer(seen), next(iter(data["first"]), None), data["nan_logits"])
