@@ -9,6 +9,10 @@ VENV := .venv
 BIN := $(CURDIR)/$(VENV)/bin
 READY := $(VENV)/.ready
 
+# A server that starts leaves a core idle half of the time. Each file stays in one process, which starts
+# its servers once.
+PARALLEL := -n 2 --dist loadfile
+
 # The releases of Triton that the tensor-core lowering is made for.
 TRITON := $(patsubst %,build/triton/%/triton/__init__.py,3.6.0 3.7.1 3.8.0 3.9.0)
 
@@ -27,11 +31,11 @@ demo: setup ## serve the small model as a Turing box would, without and with spe
 	@$(BIN)/python tools/demo.py
 
 test: setup ## the whole test suite, and the counter-checks
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q $(PARALLEL)
 	$(BIN)/python tools/counter_checks.py
 
 test-all: setup ## the suite with everything that is marked slow
-	$(BIN)/python -m pytest -q -m 'not gpu and not triton_matrix'
+	$(BIN)/python -m pytest -q $(PARALLEL) -m 'not gpu and not triton_matrix'
 
 lint: setup ## every check of .pre-commit-config.yaml
 	@PATH=$(BIN):$$PATH $(BIN)/pre-commit run --all-files

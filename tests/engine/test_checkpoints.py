@@ -10,8 +10,7 @@ import torch
 from engine_process import TINY_MODEL, serve
 from safetensors.torch import load_file, save_file
 
-# slow: four more starts of a server than the default run has time for; `make test-all` runs it.
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = pytest.mark.engine
 
 Tensors = dict[str, torch.Tensor]
 LAYER = "model.layers.1.linear_attn"

@@ -10,8 +10,7 @@ from prompts import prompts
 
 from vllm.pre_ampere import environment
 
-# slow: four more starts of a server than the default run has time for; `make test-all` runs it.
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = pytest.mark.engine
 
 LENGTHS = (19, 130, 511)
 

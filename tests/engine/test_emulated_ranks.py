@@ -9,8 +9,7 @@ import pytest
 from engine_process import Answer, serve
 from prompts import prompts
 
-# slow: four more starts of a server than the default run has time for; `make test-all` runs it.
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = pytest.mark.engine
 
 ARGUMENTS = ("--tensor-parallel-size", "2", "--max-model-len", "1024", "--max-num-seqs", "2")
 SPECULATIVE = ("--speculative-config", json.dumps({"method": "mtp", "num_speculative_tokens": 3}))

@@ -51,8 +51,7 @@ def transcript(k: int, tmp_path_factory: pytest.TempPathFactory) -> Transcript:
     return Transcript(alone, together, 1 + accepted / drafts if drafts else 1.0)
 
 
-# slow: four more starts of a server than the default run has time for; `make test-all` runs it.
-pytestmark = [pytest.mark.engine, pytest.mark.slow]
+pytestmark = pytest.mark.engine
 
 
 @pytest.mark.parametrize("k", [1, 3, 4])

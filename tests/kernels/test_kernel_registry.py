@@ -309,7 +309,6 @@ def test_kernels_load_what_the_layer_can_call(declared: Kernel) -> None:
         ("causal_conv1d_prefill", convolution),
         ("causal_conv1d_update", convolution),
         ("fused_sigmoid_gating_delta_rule_update", recurrent),
-        ("packed_recurrent_decode", recurrent),
         ("packed_delta_rule_update", packed_delta_rule),
         ("post_convolution", chunk),
         ("chunk_gated_delta_rule", chunk),

@@ -134,7 +134,8 @@ def main(calls_path: str, arguments_path: str, results_path: str) -> None:
         returned = getattr(upstream, function)(**given, **plain)
         returned = returned if isinstance(returned, tuple) else (returned,)
         named = {f"returned.{place}": tensor for place, tensor in enumerate(returned)}
-        results |= {prefix + n: tensor.contiguous() for n, tensor in (given | named).items()}
+        # What was written in place is returned, too; the file takes no tensor twice.
+        results |= {prefix + n: tensor.clone() for n, tensor in (given | named).items()}
     save_file(results, results_path)
 
 

@@ -76,16 +76,23 @@ def decode(seed: int) -> Call:
     }
 
 
-def packed_decode(seed: int) -> Call:
+def packed(seed: int) -> Call:
+    """Decode for seed 0, verification for the others."""
     generator = torch.Generator().manual_seed(seed)
-    return "packed_recurrent_decode", {
-        "mixed_qkv": normal(generator, 3, (2 * KEY_HEADS + VALUE_HEADS) * DIM),
-        "state": normal(generator, 6, VALUE_HEADS, DIM, DIM),
-        **gates(generator, 3),
+    layout: dict[str, Any] = {
         "slots": torch.tensor([4, 0, 2], dtype=torch.int32),
-        "num_key_heads": KEY_HEADS,
-        "head_dim_k": DIM,
-        "head_dim_v": DIM,
+        "query_start_loc": None,
+        "num_accepted_tokens": None,
+    }
+    if seed:
+        layout = ragged(generator, seed)
+    tokens = 3 if not seed else int(layout["query_start_loc"][-1])
+    return "packed_delta_rule_update", {
+        "mixed_qkv": normal(generator, tokens, (2 * KEY_HEADS + VALUE_HEADS) * DIM),
+        "state": normal(generator, 5 * (seed + 1) + 2, VALUE_HEADS, DIM, DIM),
+        **gates(generator, tokens),
+        **layout,
+        "out": torch.zeros(tokens, VALUE_HEADS, DIM),
     }
 
 
@@ -159,7 +166,7 @@ def chunks(seed: int) -> Call:
 CASES: dict[str, tuple[Callable[[int], Call], int]] = {
     "verification": (verification, 3),
     "decode": (decode, 1),
-    "packed_decode": (packed_decode, 1),
+    "packed": (packed, 3),
     "convolution_verification": (convolution_verification, 3),
     "convolution_decode": (convolution_decode, 2),
     "convolution_prefill": (convolution_prefill, 2),

@@ -12,7 +12,6 @@ from vllm.pre_ampere.kernels.reference import chunk, convolution, recurrent
 from vllm.pre_ampere.kernels.reference.gating import l2_normalize
 
 fused_sigmoid_gating_delta_rule_update = recurrent.fused_sigmoid_gating_delta_rule_update
-packed_recurrent_decode = recurrent.packed_recurrent_decode
 post_convolution = chunk.post_convolution
 
 
@@ -37,7 +36,7 @@ def packed_delta_rule_update(
     heads = (key_heads, head_dim_k, head_dim_v)
     gates = (a, b, A_log, dt_bias)
     if query_start_loc is None:
-        return out.copy_(packed_recurrent_decode(mixed_qkv, *gates, state, slots, *heads))
+        return out.copy_(recurrent.packed_recurrent_decode(mixed_qkv, *gates, state, slots, *heads))
     q, k, v = recurrent.split_heads(mixed_qkv, *heads)
     return out.copy_(
         fused_sigmoid_gating_delta_rule_update(

@@ -2,8 +2,8 @@
 """vLLM's own Triton kernels behind the signatures of the reference operations.
 
 vLLM 0.32: third_party/flash_linear_attention/ops and model_executor/layers/mamba/ops. They import
-vLLM when called, because those modules need Triton. Rows of requests that are skipped are zero in
-`packed_recurrent_decode` only; elsewhere they are whatever the memory held.
+vLLM when called, because those modules need Triton. Rows of requests that are skipped are whatever the
+memory held.
 """
 
 import torch
@@ -150,38 +150,6 @@ def packed_delta_rule_update(
             num_accepted_tokens,
         )
     )
-
-
-def packed_recurrent_decode(
-    mixed_qkv: Tensor,
-    a: Tensor,
-    b: Tensor,
-    A_log: Tensor,
-    dt_bias: Tensor,
-    state: Tensor,
-    slots: Tensor,
-    num_key_heads: int,
-    head_dim_k: int,
-    head_dim_v: int,
-    scale: float | None = None,
-) -> Tensor:
-    """`fused_recurrent_gated_delta_rule_packed_decode`, which reads H, K and V from the shapes."""
-    from vllm.third_party.flash_linear_attention.ops import fused_recurrent
-
-    out = mixed_qkv.new_empty(mixed_qkv.shape[0], 1, a.shape[1], head_dim_v)
-    fused_recurrent.fused_recurrent_gated_delta_rule_packed_decode(
-        mixed_qkv=mixed_qkv,
-        a=a,
-        b=b,
-        A_log=A_log,
-        dt_bias=dt_bias,
-        scale=head_dim_k**-0.5 if scale is None else scale,
-        initial_state=state,
-        out=out,
-        ssm_state_indices=slots,
-        use_qk_l2norm_in_kernel=True,
-    )
-    return out.squeeze(1)
 
 
 def post_convolution(
