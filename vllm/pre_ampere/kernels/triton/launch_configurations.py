@@ -49,36 +49,42 @@ class Launch:
     blocks: Mapping[str, int] = field(default_factory=dict)
 
 
-_NO_PRODUCT = "no matrix product; registers do not spill at any number of warps"
+# Milliseconds are of 8192 tokens and 16 key and 32 value heads of 128, of code for sm_75 on an H200
+# (benchmarks/results/triton_turing.json); what spills is of ptxas for the card itself
+# (preflight/results/kernels.json). Of the configurations that do not spill the fastest is pinned.
+_CUMSUM = Launch(2, "no matrix product; 0.010 ms at 1, 2 and 4 warps")
+_KKT = Launch(2, "0.23 ms, 0.35 with 4 warps, 0.61 with 8; a larger tile spills", {"BK": 32})
+_SOLVE_TRIL = Launch(
+    2, "0.17 ms, 0.25 with 4 warps, 0.27 with 8; its products are of fp32 anywhere"
+)
 
 _SCALAR: Mapping[str, Launch] = {
-    "chunk_local_cumsum": Launch(2, _NO_PRODUCT),
-    "chunk_scaled_dot_kkt": Launch(
-        8, "the only tile that does not spill at 8 warps with half the shared memory", {"BK": 32}
-    ),
-    "solve_tril": Launch(4, "its products are of fp32 on every card"),
+    "chunk_local_cumsum": _CUMSUM,
+    "chunk_scaled_dot_kkt": _KKT,
+    "solve_tril": _SOLVE_TRIL,
     "recompute_w_u": Launch(
         8, "at most 88 bytes a thread spill; over 280 with 4 warps, over 7 KB with 2"
     ),
-    "chunk_delta_h": Launch(
-        4, "1.3 to 1.7 KB a thread spill; over 5 KB with 2 warps or with BV 64", {"BV": 32}
-    ),
+    "chunk_delta_h": Launch(4, "17.7 ms, 49.9 with BV 64; 2 warps spill 5 KB a thread", {"BV": 32}),
     "chunk_o": Launch(
-        8, "112 bytes a thread spill; at least twice that with a larger tile", {"BK": 32, "BV": 32}
+        8,
+        "2.6 ms, 2.8 to 4.4 with other tiles at 8 warps, of which all spill; fewer warps spill more",
+        {"BK": 32, "BV": 64},
     ),
 }
 
 TABLE: Mapping[Lowering, Mapping[str, Launch]] = {
     "sm75 tensor cores": {
-        "chunk_local_cumsum": Launch(2, _NO_PRODUCT),
-        "chunk_scaled_dot_kkt": _SCALAR["chunk_scaled_dot_kkt"],
-        "solve_tril": _SCALAR["solve_tril"],
-        "recompute_w_u": Launch(4, "168 registers, nothing spills"),
-        "chunk_delta_h": Launch(
-            4, "168 registers, nothing spills, twice the blocks of BV 64", {"BV": 32}
-        ),
+        "chunk_local_cumsum": _CUMSUM,
+        "chunk_scaled_dot_kkt": _KKT,
+        "solve_tril": _SOLVE_TRIL,
+        "recompute_w_u": Launch(2, "0.10 ms, 0.11 with 4 warps, 0.14 with 8"),
+        "chunk_delta_h": Launch(4, "0.61 ms, 0.65 with 2 warps; BV 64 spills", {"BV": 32}),
         "chunk_o": Launch(
-            4, "the fewest loads for a product that does not spill", {"BK": 64, "BV": 64}
+            2,
+            "0.22 ms, 0.25 with BV 64 and 4 warps; BV 64 and 2 warps take 0.18 and spill 168 bytes a "
+            "thread on sm_75",
+            {"BK": 64, "BV": 32},
         ),
     },
     "sm75": _SCALAR,
