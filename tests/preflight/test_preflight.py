@@ -67,7 +67,8 @@ def test_a_fresh_compilation_agrees_with_the_record(
 @pytest.mark.parametrize("complete", [False, True], ids=["as launched", "all configurations"])
 @pytest.mark.parametrize("capability", [TURING, VOLTA], ids=["sm75", "sm70"])
 def test_every_table_agrees_with_the_record(capability: tuple[int, int], complete: bool) -> None:
-    found = run.preflight(run.Plan((capability,), EVERY_MODEL, complete))
+    plan = run.Plan((capability,), EVERY_MODEL)
+    found = run.preflight(plan.completed() if complete else plan)
     assert run.changes(found) == [], f"record the change with: {run.UPDATE_COMMAND}"
 
 
@@ -84,13 +85,20 @@ def recorded_tables(complete: bool) -> list[Table]:
     return [table for table in run.recorded().tables if table.complete is complete]
 
 
-@pytest.mark.parametrize("complete", [False, True])
-def test_every_card_model_and_lowering_is_recorded(complete: bool) -> None:
-    names = {(t.model, t.architecture, t.lowering) for t in recorded_tables(complete)}
-    wanted = {(shapes.label, "sm70", Lowering.TRITON) for shapes in EVERY_MODEL} | {
+def test_every_card_model_and_lowering_is_recorded() -> None:
+    names = {(t.model, t.architecture, t.lowering) for t in recorded_tables(complete=False)}
+    assert names == {(shapes.label, "sm70", Lowering.TRITON) for shapes in EVERY_MODEL} | {
         (shapes.label, "sm75", lowering) for shapes in EVERY_MODEL for lowering in Lowering
     }
-    assert names == wanted
+
+
+def test_every_configuration_is_recorded_for_the_model_that_was_measured() -> None:
+    names = {(t.model, t.architecture, t.lowering) for t in recorded_tables(complete=True)}
+    assert names == {("Qwen3.5-4B TP1", "sm70", Lowering.TRITON)} | {
+        ("Qwen3.5-4B TP1", "sm75", lowering) for lowering in Lowering
+    }
+    (first,) = run.Plan((TURING,), EVERY_MODEL[:1]).completed().models
+    assert first == EVERY_MODEL[0], "another model is completed where it is the only one"
 
 
 def test_nothing_that_is_launched_is_over_the_limit() -> None:
@@ -115,9 +123,14 @@ def test_tritons_own_lowering_has_no_tensor_core_instruction_below_sm80() -> Non
 
 def test_the_launches_are_those_of_every_part_of_a_step() -> None:
     for table in recorded_tables(complete=False):
-        parts = {finding.launch.split(",")[0].split(" ")[0] for finding in table.findings}
+        names = {finding.launch for finding in table.findings}
+        parts = {name.split(",")[0].split(" ")[0] for name in names}
         experts = {"experts"} if "Qwen3-Next" in table.model else set()
-        assert parts == {"step", "GDN", "attention", "sampling"} | experts, table.title
+        always = {"step", "GDN", "attention", "sampling", "LoRA", "quantized"}
+        assert parts == always | experts, table.title
+        for part in ("LoRA", "quantized"):
+            has_experts = any(name.startswith(f"{part}, experts, ") for name in names)
+            assert has_experts is bool(experts), (table.title, part)
 
 
 def test_one_process_for_each_card_and_lowering(tmp_path: Path) -> None:

@@ -34,7 +34,9 @@ def command(
     ] = "1,2",
     every_configuration: Annotated[
         bool,
-        typer.Option("--all", help="Also every configuration that autotuning would try. Slow."),
+        typer.Option(
+            "--all", help="Also every configuration that autotuning would try, of one model. Slow."
+        ),
     ] = False,
     check: Annotated[
         bool, typer.Option(help="Compare with the recorded tables; end 1 where they differ.")
@@ -56,7 +58,7 @@ def command(
     plan = run.Plan(_capabilities(arch), _models(model or [], tensor_parallel))
     plans = [plan]
     if every_configuration:
-        plans.append(run.Plan(plan.capabilities, plan.models, complete=True))
+        plans.append(plan.completed())
     tables: list[Table] = []
     for part in plans:
         with console.status("starting") as status:

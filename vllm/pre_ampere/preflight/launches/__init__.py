@@ -16,11 +16,12 @@ __all__ = ["AUTOTUNED", "launches"]
 
 def launches(shapes: ModelShapes) -> dict[str, Launch]:
     """All launches of the model, in the order of a step."""
-    from vllm.pre_ampere.preflight.launches import attention, gdn, sampling, step
+    from vllm.pre_ampere.preflight.launches import attention, gdn, lora, quantized, sampling, step
 
     found = {**step.LAUNCHES, **gdn.LAUNCHES, **attention.LAUNCHES, **sampling.LAUNCHES}
+    found |= {**lora.LAUNCHES, **quantized.LAUNCHES}
     if shapes.num_experts:
         from vllm.pre_ampere.preflight.launches import experts
 
-        found |= experts.LAUNCHES
+        found |= {**experts.LAUNCHES, **lora.EXPERT_LAUNCHES, **quantized.EXPERT_LAUNCHES}
     return found
