@@ -256,7 +256,16 @@ def side_by_side(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for at in table.values():
         if "stock" in at and "mma" in at:
             at["times_stock"] = round(at["stock"]["ms"] / at["mma"]["ms"], 2)
+    add_times_upstream(table)
     return list(table.values())
+
+
+def add_times_upstream(table: dict[tuple[str, str], dict[str, Any]]) -> None:
+    """What a server gains: our key products on the tensor cores against upstream's chain as it is."""
+    for (name, shape), at in table.items():
+        upstream = table.get((name.removesuffix(", our key products"), shape), {})
+        if upstream is not at and "mma" in at and "stock" in upstream:
+            at["times_upstream"] = round(upstream["stock"]["ms"] / at["mma"]["ms"], 2)
 
 
 def checks(table: list[dict[str, Any]]) -> dict[str, bool]:
