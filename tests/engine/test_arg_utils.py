@@ -5,6 +5,7 @@ Refusals happen while the configuration is made: before a worker starts or a wei
 """
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -51,9 +52,24 @@ def turing() -> dict[str, dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def mixed() -> list[dict[str, Any]]:
-    ranks = [{"tensor_parallel_size": 2}, {"tensor_parallel_size": 1}]
-    return configure("7.5,7.0", [{"arguments": arguments(**change)} for change in ranks])
+def mixed(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    quantised = tmp_path_factory.mktemp("gptq") / "model"
+    shutil.copytree(TINY_MODEL, quantised)
+    config = json.loads((quantised / "config.json").read_text())
+    config["quantization_config"] = {
+        "quant_method": "gptq",
+        "bits": 4,
+        "group_size": 64,
+        "desc_act": False,
+        "sym": True,
+    }
+    (quantised / "config.json").write_text(json.dumps(config))
+    cases = [
+        {"tensor_parallel_size": 2},
+        {"tensor_parallel_size": 1},
+        {"tensor_parallel_size": 2, "model": str(quantised)},
+    ]
+    return configure("7.5,7.0", [{"arguments": arguments(**case)} for case in cases])
 
 
 @pytest.fixture(scope="module")
@@ -129,9 +145,19 @@ def test_draft_layers_get_the_positions_of_the_others(turing: dict[str, dict[str
 
 
 def test_a_list_of_cards_needs_as_many_ranks(mixed: list[dict[str, Any]]) -> None:
-    two, one = mixed
+    two, one, _ = mixed
     assert two["capability"] == [7, 0], "the oldest card answers for all"
     assert "VLLM_PRE_AMPERE_EMULATE names 2 cards, but there are 1 ranks" in one["error"]
+
+
+def test_a_dense_checkpoint_that_volta_cannot_load_is_refused_for_one_such_rank(
+    mixed: list[dict[str, Any]],
+) -> None:
+    """Upstream would refuse it while it builds the model, without a way out."""
+    error = mixed[2]["error"]
+    assert "quantization auto_gptq does not load on Tesla V100" in error
+    assert "Marlin does not support weight_bits = uint4b8" in error
+    assert "Use a checkpoint in one of these formats: INT4 weights (W4A16) (quark) [" in error
 
 
 def test_without_a_card_and_without_emulation_nothing_of_ours_is_active(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from vllm.logger import init_logger
 
 from vllm.pre_ampere.devices import Device
-from vllm.pre_ampere.guards import all_reduce, configuration
+from vllm.pre_ampere.guards import all_reduce, configuration, quantization
 from vllm.pre_ampere.guards.action import Action
 
 if TYPE_CHECKING:
@@ -30,7 +30,11 @@ def check(vllm_config: "VllmConfig", devices: Sequence[Device]) -> tuple[Action,
     Args:
         vllm_config: modified in place.
         devices: the cards that take part.
+
+    Raises:
+        ValueError: the checkpoint's quantised layers load on no card of the oldest kind.
     """
+    quantization.refuse_linear_layers(vllm_config, devices)
     actions = (
         configuration.fail_requests_with_nan_logits(vllm_config),
         configuration.say_that_tensor_cores_are_missing(vllm_config, devices),

@@ -281,12 +281,15 @@ def _products(device: Device, checkpoint: Checkpoint) -> Choice:
                 subject, "cuBLAS, float32", "several float16 rows are slow without tensor cores"
             )
         return Choice(subject, "cuBLAS, float16", "the weights are not quantised")
-    from vllm.pre_ampere.guards.quantization import FORMATS, support
+    from vllm.pre_ampere.guards.quantization import FORMATS, LAYERS, support
 
     answers = [
-        (each, support(each, device.capability)) for each in FORMATS if each.method == method
+        (f"{each.name}, {layer}", support(each, device.capability, layer))
+        for each in FORMATS
+        for layer in LAYERS
+        if each.method == method
     ]
-    loading = [f"{each.name}: {answer.how}" for each, answer in answers if answer.loads]
-    refused = tuple((each.name, answer.how) for each, answer in answers if not answer.loads)
+    loading = [f"{name}: {answer.how}" for name, answer in answers if answer.loads]
+    refused = tuple((name, answer.how) for name, answer in answers if not answer.loads)
     chosen = "; ".join(loading) or "by upstream's choice"
     return Choice(subject, chosen, f"upstream's kernels for {method}", refused)
