@@ -21,7 +21,6 @@ _CONTEXT = "whether this process has a CUDA context; torch.accelerator does not 
 
 # (file, function around it) -> why nothing else can answer there.
 ALLOWED = {
-    ("benchmarks/triton_turing.py", "provenance"): _NO_NAMES,
     ("tools/train_tiny_model.py", "main"): _NO_NAMES,
     ("vllm/pre_ampere/emulation.py", "_answer_for_torch"): _POSES,
     ("vllm/pre_ampere/kernels/triton/turing_mma.py", "_devices_without_tensor_cores"): (
