@@ -74,7 +74,6 @@ def test_the_verdict(
     assert judge(findings, exit_statuses, unfinished) == Verdict(veto, reason)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("operator", "verdict"),
     [

@@ -8,6 +8,7 @@ copies and does not reduce. Here processes of their own run the all-reduce itsel
 sums. The trial can only veto: nothing is turned on by it.
 """
 
+import contextlib
 import functools
 import json
 import selectors
@@ -129,6 +130,7 @@ def _listen(
     """Collect findings until every rank has ended, or time is up."""
     findings: dict[int, str] = {}
     ready: set[int] = set()
+    ended: list[int] = []
     deadline = time.monotonic() + start_seconds
     with selectors.DefaultSelector() as selector:
         for rank, process in enumerate(processes):
@@ -140,19 +142,17 @@ def _listen(
                 event = _next_event(stream)
                 if event is None:
                     selector.unregister(stream)
+                    ended.append(rank)
                 elif "finding" in event:
                     findings[rank] = str(event["finding"])
                 elif "ready" in event:
                     ready.add(rank)
                     if len(ready) == len(processes):
                         deadline = time.monotonic() + run_seconds
-    # A rank that has said its last word gets a moment to end.
-    for process in processes:
-        if process.stdout is not None and findings:
-            try:
-                process.wait(5)
-            except subprocess.TimeoutExpired:
-                continue
+    # A rank that has closed its output gets a moment to end, so that its own status is known.
+    for rank in ended:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            processes[rank].wait(5)
     return findings
 
 
