@@ -97,8 +97,7 @@ def test_a_checkpoint_without_a_draft_layer_is_refused(
 
 
 @pytest.mark.engine
-@pytest.mark.slow
-@pytest.mark.parametrize("batch", [0, 4])
+@pytest.mark.parametrize("batch", [0, pytest.param(4, marks=pytest.mark.slow)])
 def test_the_small_model_is_lossless(tmp_path: Path, batch: int) -> None:
     result = tmp_path / "result.json"
     done = subprocess.run(
