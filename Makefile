@@ -56,4 +56,4 @@ build/triton/%/triton/__init__.py: | setup
 	$(BIN)/python -m pip install --quiet --no-deps --target build/triton/$* triton==$*
 
 clean: ## remove what setup and the demo made
-	rm -rf $(VENV) build
+	rm -rf $(VENV) build *.egg-info tools/*/*.egg-info

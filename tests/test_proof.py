@@ -2,6 +2,7 @@
 """What the project says is proven is said once, and rests on files that exist."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def test_a_claim_above_the_second_level_rests_on_a_recorded_run() -> None:
 def test_a_result_can_be_repeated(path: Path) -> None:
     result = read(path.name)
     assert all(result[fact] for fact in ("command", "commit", "date", "device"))
-    assert "/work/" not in path.read_text()
+    assert re.search(r'["= ](/(?!tmp/emulated-serve/)\w+/[\w./-]*)', path.read_text()) is None
 
 
 @pytest.mark.parametrize("path", RESULTS, ids=lambda path: path.stem)
@@ -55,8 +56,8 @@ def test_a_result_shows_what_it_is_cited_for(path: Path) -> None:
 @pytest.mark.parametrize("card", ["sm75", "sm70"])
 def test_speculation_on_a_gpu_differed_by_ties_alone(card: str) -> None:
     result = read("emulated_serve.json")
-    assert result["passed"][f"{card}: k=3 differs from k=0 by rounding ties alone"]
-    judged = result["judged"][card]
+    assert result["passed"][f"{card}-k3 differs from k=0 by rounding ties alone"]
+    judged = result["judged"][f"{card}-k3"]
     assert 0 < judged["error"] < 0.02
     gaps = [divergence["float64_gap"] for divergence in judged["divergences"]]
     assert all(gap <= 2 * judged["error"] for gap in gaps)

@@ -4,16 +4,13 @@
 #
 #   OUT=results COMMIT=$(git rev-parse HEAD) tests/gpu/run_emulated.sh [names of runs]
 #
-# Needs upstream's CUDA build of vLLM with this project joined to it. TRITON_ONE_CONFIG=1 is for a
-# plug-in that prunes autotuning where the project pins no launch: an unpruned cold start in the old
-# cards' lowering takes minutes for each server.
+# Needs upstream's CUDA build of vLLM with this project joined to it.
 set -u
 cd "$(dirname "$0")/../.." || exit 2
 : "${OUT:?set OUT to a folder for the results}"
 : "${COMMIT:?set COMMIT to what is measured}"
 export VLLM_WORKER_MULTIPROC_METHOD=spawn
 export HF_HUB_OFFLINE=1 VLLM_NO_USAGE_STATS=1 no_proxy=127.0.0.1
-export TRITON_ONE_CONFIG=${TRITON_ONE_CONFIG:-1}
 if ! python3 -c "import pynvml" 2>/dev/null; then
     # nvidia-ml-py is a dependency of the project; upstream carries a copy.
     site=$(mktemp -d)

@@ -120,7 +120,8 @@ PACKED_RECURRENT_DECODE = Variable(
 KKT_SCHEDULE = Variable(
     "VLLM_SM70_GDN_KKT_SCHEDULE",
     _switch,
-    "One measured launch configuration for chunk_scaled_dot_kkt in place of autotuning.",
+    "One measured launch configuration for chunk_scaled_dot_kkt, and for the small kernels of the "
+    "prefill chain beside it, in place of autotuning.",
 )
 DELTA_H_SCHEDULE = Variable(
     "VLLM_SM70_GDN_DELTA_H_SCHEDULE",
@@ -135,12 +136,13 @@ CHUNK_O_SCHEDULE = Variable(
 RECURRENT_SCHEDULE = Variable(
     "VLLM_SM70_FLA_RECURRENT_SCHEDULE",
     _switch,
-    "One measured launch configuration for fused_recurrent_gated_delta_rule.",
+    "One launch configuration for fused_recurrent_gated_delta_rule, which vLLM 0.32 has anyway.",
 )
 SIGMOID_GATING_SCHEDULE = Variable(
     "VLLM_SM70_FUSED_SIGMOID_GATING_SCHED",
     _switch,
-    "One measured launch configuration for fused_sigmoid_gating_delta_rule_update.",
+    "One launch configuration for fused_sigmoid_gating_delta_rule_update, which vLLM 0.32 has "
+    "anyway.",
 )
 GEMMA_RMS_NORM_COMPILE_NATIVE = Variable(
     "VLLM_SM70_GEMMA_RMS_NORM_COMPILE_NATIVE",

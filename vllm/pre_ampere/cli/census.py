@@ -64,7 +64,7 @@ def command(
         raise UserError(f"-k {k}: the checkpoint {model} has no MTP layers to draft with")
     other = None if compare is None else read_record(compare)
     if chart is not None and importlib.util.find_spec("matplotlib") is None:
-        raise UserError('--chart needs matplotlib: pip install "vllm-pre-ampere[charts]"')
+        raise UserError('--chart needs matplotlib: pip install ".[charts]"')
     _require_gpu()
     label = f"{checkpoint.name}, k={k}"
     console = Console(stderr=True)

@@ -108,8 +108,8 @@ _TABLE: dict[str, tuple[Kernel, ...]] = {
             needs_tensor_cores=True,
             missing="is not part of this release",
             by_request=(
-                "on Quadro RTX 8000 it ran 1.32 times as fast as triton at 512 tokens, but 15 % "
-                "slower at 2048 and 21 % slower at 8192"
+                "in the report that describes it, on a Quadro RTX 8000, it ran 1.32 times as fast "
+                "as triton at 512 tokens, but 15 % slower at 2048 and 21 % slower at 8192"
             ),
         ),
         _reference("gdn_prefill", "chunk_gated_delta_rule"),

@@ -58,8 +58,8 @@ class Diagnosis:
         """What a reader should know although nothing has to be changed."""
         if self.box.emulated:
             return (
-                "These cards are emulated: nothing here was asked of a card, and the kernels named "
-                "are those that it would run."
+                "These cards are emulated: nothing here was asked of a card. On a CPU, attention and "
+                "graphs are those of the CPU; what is passed over is what the card would not run."
             )
         if self.box.cards and not any_pre_ampere(self.box.cards):
             return "No card here is Volta or Turing: this project stays out of the way."

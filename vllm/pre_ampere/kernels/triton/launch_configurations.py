@@ -63,9 +63,9 @@ _SCALAR: Mapping[str, Launch] = {
     "chunk_scaled_dot_kkt": _KKT,
     "solve_tril": _SOLVE_TRIL,
     "recompute_w_u": Launch(
-        8, "at most 88 bytes a thread spill; over 280 with 4 warps, over 7 KB with 2"
+        8, "0.28 ms; at most 88 bytes a thread spill, over 280 with 4 warps, over 7 KB with 2"
     ),
-    "chunk_delta_h": Launch(4, "17.7 ms, 49.9 with BV 64; 2 warps spill 5 KB a thread", {"BV": 32}),
+    "chunk_delta_h": Launch(4, "18.2 ms, 49.5 with BV 64; 2 warps spill 5 KB a thread", {"BV": 32}),
     "chunk_o": Launch(
         8,
         "2.6 ms, 2.8 to 4.4 with other tiles at 8 warps, of which all spill; fewer warps spill more",
@@ -78,11 +78,11 @@ TABLE: Mapping[Lowering, Mapping[str, Launch]] = {
         "chunk_local_cumsum": _CUMSUM,
         "chunk_scaled_dot_kkt": _KKT,
         "solve_tril": _SOLVE_TRIL,
-        "recompute_w_u": Launch(2, "0.10 ms, 0.11 with 4 warps, 0.14 with 8"),
-        "chunk_delta_h": Launch(4, "0.61 ms, 0.65 with 2 warps; BV 64 spills", {"BV": 32}),
+        "recompute_w_u": Launch(2, "0.10 ms, 0.11 with 4 warps, 0.14 with 8; nothing spills"),
+        "chunk_delta_h": Launch(4, "0.63 ms, 0.66 with 2 warps; BV 64 spills", {"BV": 32}),
         "chunk_o": Launch(
             2,
-            "0.22 ms, 0.25 with BV 64 and 4 warps; BV 64 and 2 warps take 0.18 and spill 168 bytes a "
+            "0.23 ms, 0.25 with BV 64 and 4 warps; BV 64 and 2 warps take 0.19 and spill 168 bytes a "
             "thread on sm_75",
             {"BK": 64, "BV": 32},
         ),
