@@ -86,9 +86,13 @@ class Server:
         max_tokens: int,
         seconds_apart: float | None = None,
         logits: int | None = None,
+        sampled: Sequence[int] = (),
     ) -> list[Answer]:
-        """Greedy answers; one after the other, or all together, each `seconds_apart` later."""
-        return asyncio.run(self._complete(prompts, max_tokens, seconds_apart, logits))
+        """Greedy answers; one after the other, or all together, each `seconds_apart` later.
+
+        The prompts with the indices in `sampled` are answered at temperature 1.
+        """
+        return asyncio.run(self._complete(prompts, max_tokens, seconds_apart, logits, sampled))
 
     async def _complete(
         self,
@@ -96,6 +100,7 @@ class Server:
         max_tokens: int,
         seconds_apart: float | None,
         logits: int | None,
+        sampled: Sequence[int],
     ) -> list[Answer]:
         async with httpx.AsyncClient(base_url=self._url, timeout=START_SECONDS) as client:
 
@@ -108,7 +113,7 @@ class Server:
                         "model": "tiny",
                         "prompt": list(prompt),
                         "max_tokens": max_tokens,
-                        "temperature": 0,
+                        "temperature": 1 if index in sampled else 0,
                         "ignore_eos": True,
                         "return_token_ids": True,
                         "return_tokens_as_token_ids": True,
@@ -127,7 +132,7 @@ class Server:
                 )
 
             if seconds_apart is None:
-                return [await ask(0, prompt) for prompt in prompts]
+                return [await ask(index, prompt) for index, prompt in enumerate(prompts)]
             return list(await asyncio.gather(*(ask(i, p) for i, p in enumerate(prompts))))
 
     def metric(self, name: str) -> float:

@@ -15,6 +15,7 @@ from prompts import LENGTHS, prompts
 MAX_TOKENS = 24
 TOP_LOGITS = 5
 BATCH_LENGTHS = (257, 19, 1543, 64, 511, 130)
+SAMPLED = (1, 4)
 
 
 @dataclass(frozen=True)
@@ -24,11 +25,13 @@ class Transcript:
     Attributes:
         alone: to each length, asked one after the other.
         together: to `BATCH_LENGTHS`, arriving while earlier ones are being answered.
+        beside_sampled: the same, with those of `SAMPLED` answered at temperature 1.
         tokens_a_step: mean acceptance length; 1 without speculation.
     """
 
     alone: list[Answer]
     together: list[Answer]
+    beside_sampled: list[Answer]
     tokens_a_step: float
 
 
@@ -46,9 +49,12 @@ def transcript(k: int, tmp_path_factory: pytest.TempPathFactory) -> Transcript:
     with serve(tmp_path_factory.mktemp(f"k{k}"), arguments) as server:
         alone = server.complete(prompts(), MAX_TOKENS, logits=TOP_LOGITS)
         together = server.complete(prompts(BATCH_LENGTHS), MAX_TOKENS, seconds_apart=0.2)
+        beside = server.complete(
+            prompts(BATCH_LENGTHS), MAX_TOKENS, seconds_apart=0.2, sampled=SAMPLED
+        )
         drafts = server.metric("vllm:spec_decode_num_drafts_total")
         accepted = server.metric("vllm:spec_decode_num_accepted_tokens_total")
-    return Transcript(alone, together, 1 + accepted / drafts if drafts else 1.0)
+    return Transcript(alone, together, beside, 1 + accepted / drafts if drafts else 1.0)
 
 
 pytestmark = pytest.mark.engine
@@ -66,6 +72,16 @@ def test_a_batch_of_mixed_lengths_arriving_at_different_times(
 ) -> None:
     batch = [answer.tokens for answer in transcripts[k].together]
     assert batch == [answer.tokens for answer in transcripts[0].together]
+
+
+@pytest.mark.parametrize("k", [0, 1, 3, 4])
+def test_sampled_requests_leave_greedy_ones_in_their_batch_alone(
+    transcripts: dict[int, Transcript], k: int
+) -> None:
+    greedy = [index for index in range(len(BATCH_LENGTHS)) if index not in SAMPLED]
+    beside, together = transcripts[k].beside_sampled, transcripts[0].together
+    assert [beside[i].tokens for i in greedy] == [together[i].tokens for i in greedy]
+    assert any(beside[i].tokens != together[i].tokens for i in SAMPLED), "nothing was sampled"
 
 
 def test_the_prompts_are_answered_differently(transcripts: dict[int, Transcript]) -> None:

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from vllm.pre_ampere.census import Census, KernelClass, own_triton_kernels, read_trace
-from vllm.pre_ampere.cli import UserError
+from vllm.pre_ampere.cli import UserError, output_file
 from vllm.pre_ampere.cli.checkpoint import read_checkpoint
 from vllm.pre_ampere.cli.generation import Job, generate
 
@@ -59,6 +59,8 @@ def command(
 
     Example: vllm-pre-ampere census --model ./Qwen3.5-4B -k 3 --json k3.json --compare k0.json
     """
+    output_file.check("--json", json_file)
+    output_file.check("--chart", chart)
     checkpoint = read_checkpoint(model)
     if k and not checkpoint.has_mtp:
         raise UserError(f"-k {k}: the checkpoint {model} has no MTP layers to draft with")

@@ -57,9 +57,16 @@ def read_checkpoint(path: Path) -> Checkpoint:
         raise UserError(f"--model {path}: the folder has no config.json, so it holds no checkpoint")
     try:
         config = json.loads(description.read_text())
-    except json.JSONDecodeError as error:
+    except OSError as error:
+        raise UserError(f"--model {path}: config.json cannot be read: {error.strerror}") from None
+    except ValueError as error:
         raise UserError(f"--model {path}: config.json is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"--model {path}: config.json holds no object")
     text_config = config.get("text_config", config)
+    for name, part in (("text_config", text_config), *_quantization_of(config, text_config)):
+        if not isinstance(part, dict):
+            raise UserError(f"--model {path}: {name} in config.json is no object: {part!r}")
     if "linear_key_head_dim" not in text_config:
         kind = config.get("model_type", "unnamed")
         raise UserError(
@@ -67,3 +74,9 @@ def read_checkpoint(path: Path) -> Checkpoint:
             "command is for Qwen3-Next, Qwen3.5 and their successors"
         )
     return Checkpoint(path, config, text_config)
+
+
+def _quantization_of(config: dict[str, Any], text_config: Any) -> list[tuple[str, Any]]:
+    name = "quantization_config"
+    parts = [part for part in (config, text_config) if isinstance(part, dict)]
+    return [(name, part[name]) for part in parts if part.get(name) is not None]

@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from vllm.pre_ampere.cli import UserError
+from vllm.pre_ampere.cli import UserError, output_file
 from vllm.pre_ampere.cli.checkpoint import read_checkpoint
 from vllm.pre_ampere.cli.diagnosis import box, probe, screen, serving, software
 from vllm.pre_ampere.cli.diagnosis.diagnosis import Diagnosis, as_json
@@ -58,6 +58,7 @@ def command(
     """
     if (run_probe or engine) and model is None:
         raise UserError("--probe and engine options need a --model")
+    output_file.check("--report", report)
     checkpoint = None if model is None else read_checkpoint(model)
     try:
         diagnosis = Diagnosis(box.look(), software.python_version(), software.installed())

@@ -6,11 +6,8 @@ starts this module as a program with a `Job` and collects what it says. The engi
 to a log, of which the end is shown if it fails.
 """
 
-import contextlib
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -19,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from vllm.pre_ampere.cli import UserError, engine_log, engine_options
+from vllm.pre_ampere.cli import UserError, engine_log, engine_options, processes
 from vllm.pre_ampere.cli.prompts import SAMPLE_TEXT, draw_prompts
 
 if TYPE_CHECKING:
@@ -127,17 +124,10 @@ def generate(job: Job, on_progress: Callable[[int, int], None]) -> Result:
     with tempfile.TemporaryDirectory(prefix="vllm-pre-ampere-") as folder:
         request, log = Path(folder) / "job.json", Path(folder) / "engine.log"
         request.write_text(json.dumps(asdict(job)))
-        with log.open("w") as output:
-            process = subprocess.Popen(
-                [sys.executable, "-m", __name__, str(request)],
-                stdout=subprocess.PIPE,
-                stderr=output,
-                text=True,
-                start_new_session=True,
-            )
-        assert process.stdout is not None
+        command = [sys.executable, "-m", __name__, str(request)]
         result = None
-        try:
+        with log.open("w") as output, processes.engine(command, output) as process:
+            assert process.stdout is not None
             for line in process.stdout:
                 event = json.loads(line)
                 if "result" in event:
@@ -145,10 +135,6 @@ def generate(job: Job, on_progress: Callable[[int, int], None]) -> Result:
                 else:
                     on_progress(event["done"], event["total"])
             process.wait()
-        finally:
-            # The engine's own children, too, whether it ended well or the user pressed Ctrl-C.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGTERM)
         if result is None:
             reason = engine_log.why(log.read_text())
             raise UserError(f"the engine ended with exit status {process.returncode}: {reason}")

@@ -19,7 +19,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
-from vllm.pre_ampere.cli import UserError
+from vllm.pre_ampere.cli import UserError, output_file
 from vllm.pre_ampere.cli.checkpoint import read_checkpoint
 from vllm.pre_ampere.cli.generation import Answer, Difference, Job, Result, generate
 from vllm.pre_ampere.cli.prompts import SAMPLE_TEXT
@@ -120,6 +120,7 @@ def command(
 
     Example: vllm-pre-ampere lossless --model ./Qwen3.5-4B -k 3 -- --max-model-len 16384
     """
+    output_file.check("--json", json_file)
     checkpoint = read_checkpoint(model)
     if not checkpoint.has_mtp and "--speculative-config" not in (engine or []):
         raise UserError(
@@ -174,11 +175,15 @@ def require_device() -> None:
     """Refuse a box on which no engine of ours could start.
 
     Raises:
-        UserError: there is no GPU, and none is emulated.
+        UserError: there is no GPU, and none is emulated, or no card that there is.
     """
     from vllm.pre_ampere import devices, environment
 
-    if not environment.EMULATE.is_set() and not devices.nvml_devices():
+    try:
+        emulated = environment.EMULATE.get()
+    except environment.EnvironmentVariableError as error:
+        raise UserError(str(error)) from None
+    if emulated is None and not devices.nvml_devices():
         raise UserError(
             "this box has no NVIDIA GPU; set VLLM_PRE_AMPERE_EMULATE=7.5 to run on its CPU as a "
             "Turing card would (slowly)"

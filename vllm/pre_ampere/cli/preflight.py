@@ -11,7 +11,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from vllm.pre_ampere.cli import UserError
+from vllm.pre_ampere.cli import UserError, output_file
 
 if TYPE_CHECKING:
     from vllm.pre_ampere.devices import Capability
@@ -54,6 +54,7 @@ def command(
     from vllm.pre_ampere.preflight import run
     from vllm.pre_ampere.preflight.report import Results
 
+    output_file.check("--json", json_path)
     console = Console()
     plan = run.Plan(_capabilities(arch), _models(model or [], tensor_parallel))
     plans = [plan]
@@ -105,16 +106,21 @@ def _models(paths: list[Path], tensor_parallel: str) -> "tuple[ModelShapes, ...]
 
     from vllm.pre_ampere.preflight.model import known_models, load_shapes
 
+    sizes = [size.strip() for size in tensor_parallel.split(",")]
+    wrong = next((size for size in sizes if not size.isdecimal() or int(size) == 0), None)
+    if wrong is not None:
+        raise UserError(f"--tp {tensor_parallel}: {wrong!r} is no number of cards")
     try:
-        sizes = [int(size) for size in tensor_parallel.split(",")]
-        return tuple(load_shapes(path, size) for path in paths or known_models() for size in sizes)
+        return tuple(
+            load_shapes(path, int(size)) for path in paths or known_models() for size in sizes
+        )
     except ValidationError as error:
         missing = ", ".join(str(part["loc"][0]) for part in error.errors())
         raise UserError(
             f"--model: not a Qwen3-Next or Qwen3.5 model, for want of {missing}"
         ) from error
-    except ValueError as error:
-        raise UserError(str(error)) from error
+    except (ValueError, OSError) as error:
+        raise UserError(f"--model: {error}") from error
 
 
 def _changes(results: "Results") -> list[str]:

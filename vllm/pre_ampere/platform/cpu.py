@@ -8,7 +8,7 @@ from vllm.platforms.cpu import CpuPlatform
 
 from vllm.pre_ampere import environment
 from vllm.pre_ampere.devices import Device, emulated_devices
-from vllm.pre_ampere.platform import state_copies
+from vllm.pre_ampere.platform import expansion, state_copies
 from vllm.pre_ampere.platform.hooks import PreAmperePlatform, oldest
 
 if TYPE_CHECKING:
@@ -61,6 +61,7 @@ class EmulatedCpuPlatform(PreAmperePlatform, CpuPlatform):
     def register_triton_kernel_overrides(cls) -> None:
         super().register_triton_kernel_overrides()
         state_copies.register()
+        expansion.register()
 
 
 def _draft_with_plain_positions(vllm_config: "VllmConfig") -> None:

@@ -93,7 +93,12 @@ def load_shapes(path: Path, tensor_parallel_size: int = 1) -> ModelShapes:
     Raises:
         ValueError: not a model of this family, or its heads cannot be split that way.
     """
-    config: dict[str, Any] = json.loads(path.read_text())
+    try:
+        config = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from error
+    if not isinstance(config, dict) or not isinstance(config.get("text_config", {}), dict):
+        raise ValueError(f"{path} holds no description of a model")
     text: dict[str, Any] = config.get("text_config", config)
     rope = text.get("rope_parameters") or {}
     text = {"partial_rotary_factor": rope.get("partial_rotary_factor", 1.0), **text}

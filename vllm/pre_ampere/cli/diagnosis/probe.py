@@ -7,7 +7,6 @@ every module; `ProbeExtension` is what upstream's `worker_extension_cls` adds to
 
 import json
 import math
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from typing import Any
 
 import torch
 
-from vllm.pre_ampere.cli import UserError, engine_log, engine_options
+from vllm.pre_ampere.cli import UserError, engine_log, engine_options, processes
 from vllm.pre_ampere.cli.checkpoint import Checkpoint
 from vllm.pre_ampere.cli.prompts import draw_prompts
 
@@ -147,11 +146,11 @@ def look(checkpoint: Checkpoint, options: Sequence[str]) -> Probe:
     with tempfile.TemporaryDirectory(prefix="vllm-pre-ampere-") as folder:
         result, log = Path(folder) / "probe.json", Path(folder) / "engine.log"
         command = [sys.executable, "-m", __name__, str(checkpoint.path), str(result), *options]
-        with log.open("w") as output:
-            done = subprocess.run(command, stdout=output, stderr=subprocess.STDOUT, check=False)
+        with log.open("w") as output, processes.engine(command, output) as process:
+            printed, _ = process.communicate()
         if not result.exists():
-            reason = engine_log.why(log.read_text())
-            raise UserError(f"the engine ended with exit status {done.returncode}: {reason}")
+            reason = engine_log.why(log.read_text() + printed)
+            raise UserError(f"the engine ended with exit status {process.returncode}: {reason}")
         data = json.loads(result.read_text())
     seen = {name: (largest, finite) for name, (largest, finite) in data["seen"].items()}
     return Probe(by_layer(seen), next(iter(data["first"]), None), data["nan_logits"])

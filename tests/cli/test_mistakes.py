@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a user can mend is one line and exit status 2, before anything starts."""
+
+from pathlib import Path
+
+import pytest
+from engine_process import TINY_MODEL
+
+from vllm.pre_ampere.cli import main
+
+CONFIGS = {
+    "list": b"[1, 2]",
+    "null": b"null",
+    "string": b'"abc"',
+    "binary": b"\xff\xfe\x00\x81",
+    "empty": b"",
+    "text-config-null": b'{"model_type": "qwen3_5", "text_config": null}',
+    "quantization-list": b'{"linear_key_head_dim": 128, "quantization_config": [1]}',
+    "quantization-string": b'{"linear_key_head_dim": 128, "quantization_config": "awq"}',
+}
+
+
+def mistake(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("Error: ")
+    return line
+
+
+@pytest.mark.parametrize("command", ["doctor", "lossless", "census"])
+@pytest.mark.parametrize("config", CONFIGS)
+def test_a_folder_whose_description_is_none(
+    command: str, config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "config.json").write_bytes(CONFIGS[config])
+    assert "config.json" in mistake([command, "--model", str(tmp_path)], capsys)
+
+
+@pytest.mark.parametrize("config", [name for name in CONFIGS if "quantization" not in name])
+def test_preflight_of_a_file_that_describes_no_model(
+    config: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "config.json"
+    path.write_bytes(CONFIGS[config])
+    assert "--model" in mistake(["preflight", "--model", str(path)], capsys)
+
+
+@pytest.mark.parametrize("size", ["0", "-1", "abc", "", "1,"])
+def test_a_number_of_cards_that_is_none(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert "is no number of cards" in mistake(["preflight", "--tp", size], capsys)
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        (["doctor"], "--report"),
+        (["lossless", "--model", str(TINY_MODEL)], "--json"),
+        (["census", "--model", str(TINY_MODEL)], "--json"),
+        (["census", "--model", str(TINY_MODEL)], "--chart"),
+        (["preflight"], "--json"),
+    ],
+)
+def test_a_file_that_could_not_be_written_is_refused_before_the_work(
+    command: list[str], option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = str(tmp_path / "missing" / "file")
+    assert "there is no folder" in mistake([*command, option, missing], capsys)
+    assert "this is a folder" in mistake([*command, option, str(tmp_path)], capsys)
+
+
+def test_a_card_that_is_none(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("VLLM_PRE_AMPERE_EMULATE", "abc")
+    line = mistake(["lossless", "--model", str(TINY_MODEL)], capsys)
+    assert "VLLM_PRE_AMPERE_EMULATE='abc'" in line
