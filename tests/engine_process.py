@@ -73,7 +73,7 @@ class Server:
     """A running `vllm serve`, spoken to over its OpenAI API on the loopback interface."""
 
     def __init__(self, url: str, log: Path) -> None:
-        self._url = url
+        self.url = url
         self._log = log
 
     @property
@@ -102,7 +102,7 @@ class Server:
         logits: int | None,
         sampled: Sequence[int],
     ) -> list[Answer]:
-        async with httpx.AsyncClient(base_url=self._url, timeout=START_SECONDS) as client:
+        async with httpx.AsyncClient(base_url=self.url, timeout=START_SECONDS) as client:
 
             async def ask(index: int, prompt: Sequence[int]) -> Answer:
                 if seconds_apart is not None:
@@ -137,7 +137,7 @@ class Server:
 
     def metric(self, name: str) -> float:
         """The sum of a counter over its labels."""
-        text = httpx.get(self._url + "/metrics").text
+        text = httpx.get(self.url + "/metrics").text
         lines = [line for line in text.splitlines() if line.startswith(name)]
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines)
 

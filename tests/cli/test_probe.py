@@ -8,8 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-from engine_process import START_SECONDS, TINY_MODEL, clean_environment
+from engine_process import START_SECONDS, TINY_MODEL, clean_environment, serve
 from safetensors.torch import load_file, save_file
 
 from vllm.pre_ampere.cli.diagnosis.probe import FLOAT16_LARGEST
@@ -82,3 +83,20 @@ def test_layers_before_it_are_finite_and_have_their_largest_activation(
 @pytest.mark.engine
 def test_the_request_failed_instead_of_answering_with_token_0(probed: dict[str, Any]) -> None:
     assert probed["probe"]["nan_logits"]
+
+
+@pytest.mark.engine
+def test_a_client_is_told_of_the_probe_whether_it_streams_or_not(tmp_path: Path) -> None:
+    model = overflowing_model(tmp_path)
+    arguments = ["--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "2"]
+    with serve(tmp_path, arguments, model=model) as server:
+        body = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 4, "temperature": 0}
+        answer = httpx.post(f"{server.url}/v1/completions", json=body, timeout=60)
+        streamed = httpx.post(
+            f"{server.url}/v1/completions", json={**body, "stream": True}, timeout=60
+        )
+        assert httpx.get(f"{server.url}/health").status_code == 200, "the server goes on"
+    assert answer.status_code == 500
+    assert "doctor --model MODEL --probe" in answer.json()["error"]["message"]
+    assert "doctor --model MODEL --probe" in streamed.text
+    assert "logits are NaN" in server.log

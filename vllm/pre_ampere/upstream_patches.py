@@ -8,7 +8,10 @@ from collections.abc import Sequence
 
 from vllm.logger import init_logger
 
+from vllm.pre_ampere import environment
 from vllm.pre_ampere.devices import Device
+
+_FAILED = "Internal server error"
 
 logger = init_logger("vllm.pre_ampere.upstream_patches")
 
@@ -19,8 +22,34 @@ def apply(visible: Sequence[Device]) -> None:
     Args:
         visible: all cards that this process sees.
     """
+    _name_the_probe()
     if any(device.is_turing and not device.has_tensor_cores for device in visible):
         _multiply_in_float32_without_tensor_cores(visible)
+
+
+def _name_the_probe() -> None:
+    """What a client reads whose request failed, for NaN logits among other reasons.
+
+    What: the message of `GenerationError` of vllm.exceptions.
+    Why: a client reads "Internal server error" and nothing else.
+    Missing: serving is told a request's finish reason, and not the stop reason that says why.
+    Goes: when upstream's answer has the stop reason.
+    """
+    from vllm.exceptions import GenerationError
+
+    told = GenerationError.__init__
+
+    def tell(self: GenerationError, message: str = _FAILED) -> None:
+        from vllm.pre_ampere.guards.nan_logits import PROBE
+
+        if message == _FAILED and environment.COMPUTE_NANS_IN_LOGITS.get():
+            message = (
+                f"{_FAILED}; the server's log says why. Where logits are NaN, `{PROBE}` names the "
+                "layer that overflows float16"
+            )
+        told(self, message)
+
+    GenerationError.__init__ = tell
 
 
 def _multiply_in_float32_without_tensor_cores(visible: Sequence[Device]) -> None:
