@@ -86,6 +86,25 @@ def test_the_request_failed_instead_of_answering_with_token_0(probed: dict[str, 
 
 
 @pytest.mark.engine
+def test_a_probe_that_cannot_start_names_the_first_error(tmp_path: Path) -> None:
+    """Not those of the processes that waited for the one that failed."""
+    model = tmp_path / "without-weights"
+    shutil.copytree(TINY_MODEL, model)
+    (model / "model.safetensors").unlink()
+    command = "from vllm.pre_ampere.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", command, "doctor", "--model", str(model), "--probe"],
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+        env=clean_environment("7.5"),
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "Cannot find any model weights" in done.stderr.splitlines()[0]
+
+
+@pytest.mark.engine
 def test_a_client_is_told_of_the_probe_whether_it_streams_or_not(tmp_path: Path) -> None:
     model = overflowing_model(tmp_path)
     arguments = ["--enforce-eager", "--max-model-len", "256", "--max-num-seqs", "2"]

@@ -28,13 +28,15 @@ def engine(command: Sequence[str], log: IO[str]) -> Iterator["subprocess.Popen[s
         raise SystemExit(128 + number)
 
     before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    process = subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
-    )
     try:
-        yield process
+        process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=log, text=True, start_new_session=True
+        )
+        try:
+            yield process
+        finally:
+            _end_group(process)
     finally:
-        _end_group(process)
         for number, handler in before.items():
             signal.signal(number, handler)
 

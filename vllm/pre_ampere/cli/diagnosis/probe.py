@@ -7,6 +7,7 @@ every module; `ProbeExtension` is what upstream's `worker_extension_cls` adds to
 
 import json
 import math
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -147,9 +148,9 @@ def look(checkpoint: Checkpoint, options: Sequence[str]) -> Probe:
         result, log = Path(folder) / "probe.json", Path(folder) / "engine.log"
         command = [sys.executable, "-m", __name__, str(checkpoint.path), str(result), *options]
         with log.open("w") as output, processes.engine(command, output) as process:
-            printed, _ = process.communicate()
+            process.wait()
         if not result.exists():
-            reason = engine_log.why(log.read_text() + printed)
+            reason = engine_log.why(log.read_text())
             raise UserError(f"the engine ended with exit status {process.returncode}: {reason}")
         data = json.loads(result.read_text())
     seen = {name: (largest, finite) for name, (largest, finite) in data["seen"].items()}
@@ -160,6 +161,8 @@ def main() -> None:
     """The program that `look` starts: MODEL RESULT [ENGINE OPTIONS]."""
     from vllm import LLM, SamplingParams
 
+    # vLLM logs to standard output, tracebacks go to standard error: one log, in the order of events.
+    os.dup2(2, 1)
     model, result, *options = sys.argv[1:]
     arguments = engine_options.parse(model, options)
     arguments.enforce_eager = True  # A compiled graph runs past the hooks.
