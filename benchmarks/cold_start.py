@@ -22,17 +22,19 @@ from typing import Any
 from emulated_serve import MODEL, Run, Server, prompts
 from provenance import provenance
 
+from vllm.pre_ampere import environment
+
 AUTOTUNED = {
-    f"VLLM_SM70_{name}": "0"
-    for name in (
-        "GDN_KKT_SCHEDULE",
-        "GDN_DELTA_H_SCHEDULE",
-        "GDN_CHUNK_O_SCHEDULE",
-        "FLA_RECURRENT_SCHEDULE",
-        "FUSED_SIGMOID_GATING_SCHED",
+    schedule.name: "0"
+    for schedule in (
+        environment.KKT_SCHEDULE,
+        environment.DELTA_H_SCHEDULE,
+        environment.CHUNK_O_SCHEDULE,
+        environment.RECURRENT_SCHEDULE,
+        environment.SIGMOID_GATING_SCHEDULE,
     )
 }
-STOCK = {"VLLM_PRE_AMPERE_TURING_MMA": "0"}
+STOCK = {environment.TURING_MMA.name: "0"}
 RUNS = (
     Run("tensor-cores-pinned", "7.5", 0),
     Run("tensor-cores-autotuned", "7.5", 0, environment=AUTOTUNED),

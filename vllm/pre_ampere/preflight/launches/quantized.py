@@ -39,16 +39,12 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
 from vllm.scalar_type import scalar_types
 from vllm.triton_utils import tl
 
-from vllm.pre_ampere.preflight.launches.launch import PROMPT_TOKENS, REQUESTS, Launch
+from vllm.pre_ampere.preflight.launches.launch import PROMPT_TOKENS, REQUESTS, Launch, half
 from vllm.pre_ampere.preflight.model import ModelShapes
 
 _GROUP = 128
 _PACKED = 8  # Weights of 4 bits in a word of 32.
 _AWQ_SPLITS = _PACKED  # Upstream's linear method passes its pack factor.
-
-
-def _half(*size: int) -> torch.Tensor:
-    return torch.empty(size, dtype=torch.float16)
 
 
 def _words(*size: int) -> torch.Tensor:
@@ -74,11 +70,11 @@ def _linear(shapes: ModelShapes, tokens: int, zero_points: bool) -> None:
     )
     layer = SimpleNamespace(
         weight=_words(inputs, outputs // _PACKED),
-        scale=_half(inputs // _GROUP, outputs),
+        scale=half(inputs // _GROUP, outputs),
         zero_point=_words(inputs // _GROUP, outputs // _PACKED),
     )
     kernel = TritonW4A16LinearKernel(config, "weight", "scale", "zero_point")
-    kernel.apply_weights(layer, _half(tokens, inputs))
+    kernel.apply_weights(layer, half(tokens, inputs))
 
 
 def _awq(shapes: ModelShapes, tokens: int) -> None:
@@ -86,18 +82,18 @@ def _awq(shapes: ModelShapes, tokens: int) -> None:
     inputs, outputs = _gdn_input(shapes)
     weight = _words(inputs, outputs // _PACKED)
     zero_points = _words(inputs // _GROUP, outputs // _PACKED)
-    scales = _half(inputs // _GROUP, outputs)
+    scales = half(inputs // _GROUP, outputs)
     if tokens >= 256:
         awq_dequantize_triton(weight, scales, zero_points)
     else:
-        awq_gemm_triton(_half(tokens, inputs), weight, scales, zero_points, _AWQ_SPLITS)
+        awq_gemm_triton(half(tokens, inputs), weight, scales, zero_points, _AWQ_SPLITS)
 
 
 def _embedding(shapes: ModelShapes) -> None:
     vocabulary, hidden = shapes.vocab_size // shapes.tensor_parallel_size, shapes.hidden_size
     layer = SimpleNamespace(
         weight_packed=_words(vocabulary, hidden // _PACKED),
-        weight_scale=_half(vocabulary, hidden // _GROUP),
+        weight_scale=half(vocabulary, hidden // _GROUP),
         hidden_size=hidden,
     )
     method = CompressedTensorsEmbeddingWNA16Int(
@@ -130,10 +126,10 @@ def _experts(shapes: ModelShapes, tokens: int, bits: int, zero_points: bool) -> 
         outputs, groups = weight.size(1), inputs // group
         zeros = torch.empty(experts, outputs // in_a_byte, groups, dtype=torch.uint8)
         fused_moe.invoke_fused_moe_wna16_triton_kernel(
-            _half(tokens * (top_k if weighted else 1), inputs),
+            half(tokens * (top_k if weighted else 1), inputs),
             weight,
-            _half(tokens, top_k, outputs),
-            _half(experts, outputs, groups),
+            half(tokens, top_k, outputs),
+            half(experts, outputs, groups),
             zeros if zero_points else None,
             torch.empty(tokens, top_k, dtype=torch.float32) if weighted else None,
             torch.zeros(padded, dtype=torch.int32),
