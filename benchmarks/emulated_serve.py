@@ -56,11 +56,16 @@ class Run:
     environment: dict[str, str] = field(default_factory=dict)
 
 
+BATCH_INVARIANT = {"VLLM_BATCH_INVARIANT": "1"}
 RUNS = (
     Run("sm75-k0", "7.5", 0),
     Run("sm75-k3", "7.5", 3),
     Run("sm70-k0", "7.0", 0),
     Run("sm70-k3", "7.0", 3),
+    Run("sm75-k0-batch-invariant", "7.5", 0, environment=BATCH_INVARIANT),
+    Run("sm75-k3-batch-invariant", "7.5", 3, environment=BATCH_INVARIANT),
+    Run("sm70-k0-batch-invariant", "7.0", 0, environment=BATCH_INVARIANT),
+    Run("sm70-k3-batch-invariant", "7.0", 3, environment=BATCH_INVARIANT),
     Run("sm75-k3-without-baseline-fix", "7.5", 3, "baseline"),
     Run("sm75-k3-without-verification-fix", "7.5", 3, "verification"),
     Run(
@@ -294,17 +299,23 @@ def checks(results: list[dict[str, Any]], launches: list[dict[str, Any]]) -> dic
     """What the runs have to show, each with the numbers it rests on."""
     by_name = {result["name"]: result for result in results}
     found: dict[str, Any] = {}
-    for name in ("sm75-k0", "sm75-k3", "sm70-k0", "sm70-k3"):
+    for name in (run.name for run in RUNS if not run.reverts):
         found[f"{name} boots, emulated and with its banner"] = (
             "error" not in by_name[name]
             and by_name[name]["banner"]
             and by_name[name]["auto_settings"] == 9
         )
     for card in ("sm75", "sm70"):
-        without, with_drafts = (by_name[f"{card}-k{k}"].get("answers", []) for k in (0, 3))
-        pairs = zip(without, with_drafts, strict=False)
-        equal = [a["tokens"] == b["tokens"] for a, b in pairs]
-        found[f"{card}: k=3 equals k=0 at all {len(LENGTHS)} lengths"] = equal == [True] * 10
+        for mode, label in (
+            ("", "k=3 equals k=0 at all 10 lengths"),
+            ("-batch-invariant", "batch-invariant, k=3 gives the tokens of k=0 at all 10 lengths"),
+        ):
+            without, with_drafts = (
+                by_name[f"{card}-k{k}{mode}"].get("answers", []) for k in (0, 3)
+            )
+            pairs = zip(without, with_drafts, strict=False)
+            equal = [a["tokens"] == b["tokens"] for a, b in pairs]
+            found[f"{card}: {label}"] = equal == [True] * len(LENGTHS)
     reverted = by_name["sm75-k3-without-baseline-fix"]
     found["without the baseline fix a Turing box gets no defaults"] = reverted["auto_settings"] == 0
     turing = next(launch for launch in launches if launch["capability"] == "7.5")
@@ -365,7 +376,8 @@ def judge(path: Path) -> int:
         if not run["k"]:
             continue
         card = name.split("-")[0]
-        verdict = judging.judge(asked, runs[f"{card}-k0"]["answers"], run["answers"])
+        mode = "-batch-invariant" if name.endswith("-batch-invariant") else ""
+        verdict = judging.judge(asked, runs[f"{card}-k0{mode}"]["answers"], run["answers"])
         result["judged"][name] = {**asdict(verdict), "only_ties": verdict.only_ties}
         # Of a run with a fix taken back nothing is promised.
         if not run["reverts"]:

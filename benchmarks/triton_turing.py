@@ -7,8 +7,9 @@ On a GPU newer than Turing, "stock" and "mma" are lowered for sm_75 (Triton's ow
 assembled for the real chip; "native" is that chip's own lowering. Ratios of the three are what it
 shows; the times are not a Turing card's. One process for each lowering and group of cases compiles
 and checks its results against float64; when all are done they are timed one after the other. Two
-more time the launch configurations that the launch table chooses from. Writes triton_turing.json
-and ends 1 where a ratio that is promised is not reached.
+more time the launch configurations that the launch table chooses from. "ms" is the GPU's time, of a
+CUDA graph, and "launched_ms" includes the host's for each launch. Writes triton_turing.json and ends
+1 where a ratio that is promised is not reached.
 """
 
 import argparse
@@ -18,6 +19,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,13 +27,18 @@ from typing import Any
 from provenance import provenance
 
 LOWERINGS = ("stock", "mma", "native")
-GROUPS = ("products", "gdn", "attention")
+GROUPS = ("products", "linear", "gdn", "attention")
 # Stock is compared in the configurations that are best for it.
 TABLE_OF: dict[str, Any] = {
     "stock": "sm75",
     "mma": "sm75 tensor cores",
     "native": "sm75 tensor cores",
 }
+# Rows, keys and warps of a block of paged attention; the first is upstream's.
+ATTENTION_LAUNCHES = (
+    *((16, 32, 4), (16, 32, 2), (32, 16, 4), (32, 32, 4), (32, 32, 8)),
+    *((64, 16, 8), (64, 32, 4), (64, 32, 8)),
+)
 # (name, beginning of the shape, how many times stock's speed)
 PROMISED = (
     ("fp16 matmul", "", 5.0),
@@ -111,10 +118,13 @@ def measure(lowering: str, group: str, meeting: Meeting) -> list[dict[str, Any]]
     meeting.ready()
     with meeting.turn():
         for case, row in zip(cases, rows, strict=True):
-            milliseconds = triton.testing.do_bench(case.run, return_mode="median")
+            row["launched_ms"] = round(triton.testing.do_bench(case.run, return_mode="median"), 4)
+            milliseconds = triton.testing.do_bench_cudagraph(case.run, return_mode="median")
             row["ms"] = round(milliseconds, 4)
             if case.flops:
                 row["tflops"] = round(case.flops / milliseconds * 1e-9, 1)
+            if case.bytes:
+                row["gigabytes_a_second"] = round(case.bytes / milliseconds * 1e-6)
     return rows
 
 
@@ -162,13 +172,53 @@ def tune(lowering: str, meeting: Meeting) -> list[dict[str, Any]]:
                 measured.append((name, chosen, launch, row))
                 table.restrict(table.load(name), chosen)
                 launch()
+    attended = attention_launches() if lowering == "mma" else []
     torch.accelerator.synchronize()
     meeting.ready()
     with meeting.turn():
         for name, chosen, launch, row in measured:
             table.restrict(table.load(name), chosen)
             row["ms"] = round(triton.testing.do_bench(launch, return_mode="median"), 4)
-    return [row for *_, row in measured]
+        for run, row in attended:
+            row["ms"] = round(triton.testing.do_bench(run, return_mode="median"), 4)
+    return [row for *_, row in measured + attended]
+
+
+def attention_launches() -> list[tuple[Callable[[], Any], dict[str, Any]]]:
+    """Paged attention of a prompt in the launches that fit Turing's shared memory, each launched."""
+    import turing_cases
+    from vllm.v1.attention.ops import triton_unified_attention
+
+    from vllm.pre_ampere.kernels.triton import unified_attention_launch as launches
+
+    kernel = triton_unified_attention.kernel_unified_attention
+    measured = []
+    for case in turing_cases.attention():
+        if "prefill" not in case.name:
+            continue
+        expected = case.run().clone()
+        for rows, keys, warps in ATTENTION_LAUNCHES:
+            chosen = launches.AttentionLaunch(rows, keys, warps)
+
+            def run(chosen: launches.AttentionLaunch = chosen, case: Any = case) -> Any:
+                wide = launches.WideAttention(kernel, chosen)
+                triton_unified_attention.kernel_unified_attention = wide
+                try:
+                    return case.run()
+                finally:
+                    triton_unified_attention.kernel_unified_attention = kernel
+
+            row = {
+                "kernel": "unified_attention",
+                "lowering": "mma",
+                "shape": case.shape,
+                "blocks": {"rows": rows, "keys": keys},
+                "num_warps": warps,
+                "pinned": chosen == launches.PROMPTS,
+                "relative_error": turing_cases.relative_error(run(), expected.double()),
+            }
+            measured.append((run, row))
+    return measured
 
 
 def one_process(arguments: argparse.Namespace) -> None:
@@ -251,7 +301,8 @@ def side_by_side(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     for row in rows:
         at = table.setdefault((row["name"], row["shape"]), {})
         at |= {"name": row["name"], "shape": row["shape"]}
-        kept = ("ms", "tflops", "relative_error", "same_bits", "first_call_s")
+        kept = ("ms", "launched_ms", "tflops", "gigabytes_a_second", "relative_error", "same_bits")
+        kept += ("first_call_s",)
         at[row["lowering"]] = {key: row[key] for key in kept if key in row}
     for at in table.values():
         if "stock" in at and "mma" in at:
@@ -261,9 +312,10 @@ def side_by_side(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def add_times_upstream(table: dict[tuple[str, str], dict[str, Any]]) -> None:
-    """What a server gains: our key products on the tensor cores against upstream's chain as it is."""
+    """What a server gains: our kernel or launch on the tensor cores against upstream's as it is."""
     for (name, shape), at in table.items():
-        upstream = table.get((name.removesuffix(", our key products"), shape), {})
+        plain = name.removesuffix(", our key products").replace("wide prefill", "prefill")
+        upstream = table.get((plain, shape), {})
         if upstream is not at and "mma" in at and "stock" in upstream:
             at["times_upstream"] = round(upstream["stock"]["ms"] / at["mma"]["ms"], 2)
 

@@ -21,6 +21,8 @@ HEAD_DIM = 128
 QUERY_HEADS, KV_HEADS, ATTENTION_DIM, PAGE = 16, 4, 256, 16
 # Experts of Qwen3.5-35B-A3B.
 EXPERTS, TOP_K, HIDDEN, EXPERT_WIDTH = 256, 8, 2048, 512
+# Gate and up projection of Qwen3.5-27B on two cards.
+OUT_FEATURES, IN_FEATURES = 17408, 5120
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,7 @@ class Case:
         run: launches it once and returns what it computed.
         reference: the same in float64; None where another case of the same kernel is compared.
         flops: floating-point operations of the tensor cores; 0 where a rate would say nothing.
+        bytes: that have to be read and written; 0 where a rate would say nothing.
     """
 
     name: str
@@ -40,6 +43,7 @@ class Case:
     run: Callable[[], Tensor]
     reference: Callable[[], Tensor] | None = None
     flops: int = 0
+    bytes: int = 0
 
 
 def relative_error(out: Tensor, reference: Tensor) -> float:
@@ -119,6 +123,35 @@ def _experts(tokens: int) -> Case:
     flops = 2 * tokens * TOP_K * 3 * HIDDEN * EXPERT_WIDTH
     shape = f"{tokens} tokens, {EXPERTS} experts of {HIDDEN}x{EXPERT_WIDTH}, top {TOP_K}"
     return Case("fused experts", shape, run, reference, flops)
+
+
+def linear() -> list[Case]:
+    """One linear layer for several numbers of rows: cuBLAS, and what `VLLM_BATCH_INVARIANT=1` gives."""
+    from vllm.model_executor.determinism.batch_invariant import linear_batch_invariant
+
+    from vllm.pre_ampere.kernels.triton import batch_invariant_linear, turing_mma
+
+    batch_invariant_linear.use("sm75 tensor cores" if turing_mma.is_enabled() else "sm75")
+    weight = _random(OUT_FEATURES, IN_FEATURES, seed=17).half()
+    cases = []
+    for rows in (1, 4, 16, 64, 2048):
+        x = _random(rows, IN_FEATURES, seed=18).half()
+        for name, function in (
+            ("cuBLAS", torch.nn.functional.linear),
+            ("batch-invariant, upstream's tile", linear_batch_invariant),
+            ("batch-invariant, tiles by rows", batch_invariant_linear.call),
+        ):
+            cases.append(
+                Case(
+                    f"linear, {name}",
+                    f"{rows} rows, {OUT_FEATURES}x{IN_FEATURES}",
+                    functools.partial(function, x, weight),
+                    functools.partial(lambda x, w: x.double() @ w.double().T, x, weight),
+                    flops=2 * rows * OUT_FEATURES * IN_FEATURES,
+                    bytes=2 * (weight.numel() + rows * (OUT_FEATURES + IN_FEATURES)),
+                )
+            )
+    return cases
 
 
 @dataclass(frozen=True)
@@ -288,15 +321,22 @@ def gdn_kernels(x: GdnInputs) -> dict[str, Callable[[], object]]:
 
 def attention() -> list[Case]:
     """TRITON_ATTN at D=256: prefill, one decoded token, and four verified ones."""
+    from vllm.pre_ampere.kernels.triton import turing_mma
+
     cases = [_attend("attention, prefill", tokens, tokens) for tokens in (2048, 8192)]
+    if turing_mma.is_enabled():
+        # Triton's own lowering would need more shared memory for it than Turing has.
+        cases += [_attend("attention, wide prefill", n, n, wide=True) for n in (2048, 8192)]
     cases.append(_attend("attention, decode", 1, 8192))
     cases.append(_attend("attention, verify", 4, 8192))
     return cases
 
 
-def _attend(name: str, queries: int, context: int) -> Case:
+def _attend(name: str, queries: int, context: int, wide: bool = False) -> Case:
     from vllm.v1.attention.backends import triton_attn
-    from vllm.v1.attention.ops.triton_unified_attention import unified_attention
+    from vllm.v1.attention.ops import triton_unified_attention
+
+    from vllm.pre_ampere.kernels.triton.unified_attention_launch import WideAttention
 
     pages = context // PAGE
     keys, values = (
@@ -311,16 +351,29 @@ def _attend(name: str, queries: int, context: int) -> Case:
     scratch = torch.empty(threshold, QUERY_HEADS, segments, ATTENTION_DIM, device="cuda")
     largest, sums = (torch.empty(threshold, QUERY_HEADS, segments, device="cuda") for _ in "ms")
     one = torch.ones(1, KV_HEADS, device="cuda")
+    starts = torch.tensor([0, queries], dtype=torch.int32, device="cuda")
+    lengths = torch.tensor([context], dtype=torch.int32, device="cuda")
+
+    upstream = triton_unified_attention.kernel_unified_attention
+    kernel = WideAttention(upstream) if wide else upstream
 
     def run() -> Tensor:
-        unified_attention(
+        triton_unified_attention.kernel_unified_attention = kernel
+        try:
+            attend()
+        finally:
+            triton_unified_attention.kernel_unified_attention = upstream
+        return out
+
+    def attend() -> None:
+        triton_unified_attention.unified_attention(
             q=query,
             k=keys,
             v=values,
             out=out,
-            cu_seqlens_q=torch.tensor([0, queries], dtype=torch.int32, device="cuda"),
+            cu_seqlens_q=starts,
             max_seqlen_q=queries,
-            seqused_k=torch.tensor([context], dtype=torch.int32, device="cuda"),
+            seqused_k=lengths,
             max_seqlen_k=context,
             softmax_scale=ATTENTION_DIM**-0.5,
             causal=True,
@@ -336,7 +389,6 @@ def _attend(name: str, queries: int, context: int) -> Case:
             softmax_segm_max=largest,
             softmax_segm_expsum=sums,
         )
-        return out
 
     def reference() -> Tensor:
         order = table[0].long()
@@ -356,6 +408,7 @@ def _attend(name: str, queries: int, context: int) -> Case:
 
 GROUPS: dict[str, Callable[[], list[Case]]] = {
     "products": products,
+    "linear": linear,
     "gdn": gdn,
     "attention": attention,
 }

@@ -48,6 +48,10 @@ def turing() -> dict[str, dict[str, Any]]:
     }
     speculative = {"method": "mtp", "num_speculative_tokens": 3}
     cases["speculative"] = {"arguments": arguments(speculative_config=speculative)}
+    cases["batch-invariant"] = {
+        "arguments": arguments(),
+        "environment": {"VLLM_BATCH_INVARIANT": "1"},
+    }
     return dict(zip(cases, configure("7.5", list(cases.values())), strict=True))
 
 
@@ -128,6 +132,12 @@ def test_a_variable_with_another_value_than_0_or_1_is_refused_by_name(
 ) -> None:
     (name, value), *_ = VARIABLE_CASES[case].items()
     assert turing[case]["error"] == (f"EnvironmentVariableError: {name}={value!r}: use 0 or 1")
+
+
+def test_batch_invariance_is_refused_on_a_cpu(turing: dict[str, dict[str, Any]]) -> None:
+    """Upstream's switch would put Triton kernels in place of CPU operators."""
+    assert "VLLM_BATCH_INVARIANT=1" in turing["batch-invariant"]["error"]
+    assert "there is no GPU to run them; unset it" in turing["batch-invariant"]["error"]
 
 
 def test_one_emulated_card_stands_for_every_rank(turing: dict[str, dict[str, Any]]) -> None:

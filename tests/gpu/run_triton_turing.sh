@@ -21,6 +21,7 @@ timeout 220 python3 benchmarks/triton_turing.py --out "$OUT" --commit "$COMMIT" 
 # The tests run while the engines start: nothing is timed then.
 TRITON_CACHE_DIR=$(mktemp -d) timeout 200 python3 -m pytest -q -m gpu \
     tests/kernels/triton/test_turing_mma_gpu.py \
+    tests/kernels/triton/test_batch_invariant_linear_gpu.py \
     --junit-xml "$OUT/triton_turing_tests.xml" >"$OUT/triton_turing_tests.log" 2>&1 &
 tests=$!
 timeout 260 python3 benchmarks/triton_turing_engine.py --out "$OUT" --commit "$COMMIT" \

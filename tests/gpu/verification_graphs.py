@@ -71,6 +71,12 @@ ENGINES = {
     "prefixes-k3": Engine(
         PREFIXES, BLOCK_SIZE[3], GRAPHS["PIECEWISE"] | CACHED | drafting(3), "prefixes-of-k3"
     ),
+    "prefixes-k3-full": Engine(
+        PREFIXES,
+        BLOCK_SIZE[3],
+        GRAPHS["FULL_AND_PIECEWISE"] | CACHED | drafting(3),
+        "prefixes-of-k3",
+    ),
     "prefixes-k3-preempted": Engine(
         PREFIXES,
         BLOCK_SIZE[3],

@@ -187,6 +187,11 @@ COMPUTE_NANS_IN_LOGITS = Variable(
     _switch,
     "1 has upstream count NaN logits. A guard sets it for float16 models; 0 turns that guard off.",
 )
+BATCH_INVARIANT = Variable(
+    "VLLM_BATCH_INVARIANT",
+    _switch,
+    "1 has upstream compute each request's bits whatever else is in the batch, speculation included.",
+)
 
 OURS: tuple[Variable[Any], ...] = (
     EMULATE,

@@ -5,11 +5,15 @@ Each entry says what it changes, why, which hook is missing, and when it goes.
 """
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from vllm.logger import init_logger
 
 from vllm.pre_ampere import environment
 from vllm.pre_ampere.devices import Device
+
+if TYPE_CHECKING:
+    from vllm.pre_ampere.kernels.triton.launch_configurations import Lowering
 
 _FAILED = "Internal server error"
 
@@ -83,3 +87,41 @@ def scale_key_products_afterwards() -> None:
     from vllm.pre_ampere.kernels.triton.chunk_scaled_dot_kkt import chunk_scaled_dot_kkt_fwd
 
     chunk.chunk_scaled_dot_kkt_fwd = chunk_scaled_dot_kkt_fwd
+
+
+def multiply_in_tiles_by_rows(lowering: "Lowering") -> None:
+    """Unquantised linear layers with `VLLM_BATCH_INVARIANT=1`.
+
+    What: `linear_batch_invariant` as the linear layers and the vocabulary's call it.
+    Why: upstream's has tiles of 128 rows for float16 whatever the batch, so a step that decodes
+    one token multiplies 128; scalar code of them spills kilobytes of registers a thread.
+    Missing: its table of launches is closed, and has none for float16 or for cards before 8.9.
+    Goes: when the table can be added to, or has these cards.
+
+    Args:
+        lowering: how this process's card has its matrix products compiled.
+    """
+    from vllm.model_executor.layers import linear, vocab_parallel_embedding
+
+    from vllm.pre_ampere.kernels.triton import batch_invariant_linear
+
+    batch_invariant_linear.use(lowering)
+    for module in (linear, vocab_parallel_embedding):
+        module.linear_batch_invariant = batch_invariant_linear.call
+
+
+def widen_attention_of_prompts() -> None:
+    """Paged attention of prompts, where Triton puts products on Turing's tensor cores.
+
+    What: `kernel_unified_attention` as `unified_attention` launches it.
+    Why: its blocks have 16 rows, and read all keys and values again for every few tokens.
+    Missing: its launch is written for capability 10.0 alone, and asks nobody otherwise.
+    Goes: when upstream's launches for heads of 256 include these cards.
+    """
+    from vllm.v1.attention.ops import triton_unified_attention
+
+    from vllm.pre_ampere.kernels.triton.unified_attention_launch import WideAttention
+
+    kernel = triton_unified_attention.kernel_unified_attention
+    if not isinstance(kernel, WideAttention):
+        triton_unified_attention.kernel_unified_attention = WideAttention(kernel)

@@ -21,7 +21,7 @@ from vllm.utils.torch_utils import (
 )
 from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadata
 
-from vllm.pre_ampere.gdn import full_forward
+from vllm.pre_ampere.gdn import attention_backend, full_forward
 from vllm.pre_ampere.gdn.chunk_rule import PreAmpereChunkGatedDeltaRule
 from vllm.pre_ampere.gdn.core import GatedDeltaNetCore, GatedDeltaNetState
 from vllm.pre_ampere.gdn.decode import resolve_gdn_kernels
@@ -155,6 +155,7 @@ def register() -> None:
     if getattr(torch.ops.vllm, "qwen_gdn_full_forward", None) is not None:
         return
     full_forward.register()
+    attention_backend.register()
     direct_register_custom_op(
         op_name="qwen_gdn_attention_core_standard_spec",
         op_func=qwen_gdn_attention_core_standard_spec,

@@ -37,6 +37,7 @@ def check(vllm_config: "VllmConfig", devices: Sequence[Device]) -> tuple[Action,
     quantization.refuse_linear_layers(vllm_config, devices)
     actions = (
         configuration.fail_requests_with_nan_logits(vllm_config),
+        configuration.choose_reductions_by_rule(vllm_config),
         configuration.say_that_tensor_cores_are_missing(vllm_config, devices),
         all_reduce.check(vllm_config, devices),
     )

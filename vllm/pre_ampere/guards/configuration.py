@@ -50,6 +50,33 @@ def fail_requests_with_nan_logits(vllm_config: "VllmConfig") -> Action | None:
     )
 
 
+def choose_reductions_by_rule(vllm_config: "VllmConfig") -> Action | None:
+    """With `VLLM_BATCH_INVARIANT=1`, Inductor chooses a reduction's configuration without timing.
+
+    It times a few, and the order of a row's sum is one that a configuration has: two servers of the
+    same model could differ in the last bit of a norm.
+    """
+    if not environment.BATCH_INVARIANT.get():
+        return None
+    chosen = vllm_config.compilation_config.inductor_compile_config
+    if chosen.setdefault("deterministic", True) is not True:
+        return Action(
+            "batch-invariance",
+            "Inductor times configurations of reductions, whose sums differ in their order",
+            f"deterministic={chosen['deterministic']} was asked for beside "
+            f"{environment.BATCH_INVARIANT.name}=1",
+            "Leave it out for the same bits from every server",
+        )
+    return Action(
+        "batch-invariance",
+        "Inductor chooses the configurations of its reductions without timing them",
+        f"{environment.BATCH_INVARIANT.name}=1 asks for the same bits in every batch, and the order "
+        "of a sum is part of a configuration",
+        'Pass --compilation-config \'{"inductor_compile_config": {"deterministic": false}}\' to '
+        "have it otherwise",
+    )
+
+
 def say_that_tensor_cores_are_missing(
     vllm_config: "VllmConfig", devices: Sequence[Device]
 ) -> Action | None:

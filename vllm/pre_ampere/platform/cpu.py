@@ -54,6 +54,7 @@ class EmulatedCpuPlatform(PreAmperePlatform, CpuPlatform):
 
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
+        _refuse_batch_invariance()
         _draft_with_plain_positions(vllm_config)
         super().check_and_update_config(vllm_config)
 
@@ -62,6 +63,19 @@ class EmulatedCpuPlatform(PreAmperePlatform, CpuPlatform):
         super().register_triton_kernel_overrides()
         state_copies.register()
         expansion.register()
+
+
+def _refuse_batch_invariance() -> None:
+    """Raise where upstream's switch would install its CUDA kernels on a CPU.
+
+    Raises:
+        ValueError: the switch is on.
+    """
+    if environment.BATCH_INVARIANT.get():
+        raise ValueError(
+            f"{environment.BATCH_INVARIANT.name}=1 puts Triton kernels in place of CPU operators, and "
+            "there is no GPU to run them; unset it. On a CPU, speculation changes no token without it"
+        )
 
 
 def _draft_with_plain_positions(vllm_config: "VllmConfig") -> None:

@@ -50,10 +50,15 @@ def choose_lowering(device: Device, tensor_cores: bool) -> "Lowering":
 
 
 def set_up(device: Device) -> None:
-    """Choose the lowering for this worker's card, and pin the launch configurations under it."""
+    """Choose the lowering for this worker's card, and the launch configurations that suit it."""
     from vllm.pre_ampere.kernels.triton import launch_configurations
 
     lowering = choose_lowering(device, tensor_cores_wanted())
+    if device.is_pre_ampere and environment.BATCH_INVARIANT.get():
+        upstream_patches.multiply_in_tiles_by_rows(lowering)
+    elif lowering == "sm75 tensor cores":
+        # Not beside it: a row's sum has another order in a wider block.
+        upstream_patches.widen_attention_of_prompts()
     names = [name for switch, kernels in _PINNED_BY if switch.get() for name in kernels]
     pinned = launch_configurations.pin(lowering, names) if device.is_pre_ampere else {}
     logger.info("Triton lowering: %s; pinned: %s", lowering, ", ".join(pinned) or "nothing")

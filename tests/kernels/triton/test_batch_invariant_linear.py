@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Batch-invariant linear layers: right in Triton's interpreter, and in upstream's place."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from vllm.v1.attention.backends.gdn_attn import GDNAttentionBackend
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum
+
+from vllm.pre_ampere import upstream_patches
+from vllm.pre_ampere.gdn import layer
+from vllm.pre_ampere.kernels.triton import batch_invariant_linear
+from vllm.pre_ampere.kernels.triton.launch_configurations import Lowering
+
+
+def test_the_products_are_right_in_the_interpreter() -> None:
+    cases = Path(__file__).with_name("interpreted_batch_invariant_linear.py")
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)],
+        env={**os.environ, "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout
+    assert "4 passed" in run.stdout
+
+
+@given(rows=st.integers(1, 20000), lowering=st.sampled_from(get_args(Lowering)))
+def test_a_tile_is_no_larger_than_its_rows_need(rows: int, lowering: Lowering) -> None:
+    launches = batch_invariant_linear.TABLE[lowering]
+    tile = launches.tile(rows)
+    smaller = [other.rows for other in launches.tiles if other.rows < tile.rows]
+    assert all(rows > other for other in smaller)
+    assert launches.tile(1).rows == 16
+
+
+def test_upstream_calls_it_and_accepts_gdn_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm.model_executor.layers import linear, vocab_parallel_embedding
+
+    for module in (linear, vocab_parallel_embedding):
+        monkeypatch.setattr(module, "linear_batch_invariant", module.linear_batch_invariant)
+    upstream_patches.multiply_in_tiles_by_rows("sm70")
+    for module in (linear, vocab_parallel_embedding):
+        assert module.linear_batch_invariant is batch_invariant_linear.call
+    # Opaque to the compiler: of every size it says the shape alone.
+    x = torch.empty(2, 3, 16, dtype=torch.float16, device="meta")
+    out = batch_invariant_linear.call(x, x.new_empty(5, 16))
+    assert (out.shape, out.dtype, out.device.type) == ((2, 3, 5), torch.float16, "meta")
+
+    assert not GDNAttentionBackend.supports_batch_invariance()
+    layer.register()
+    backend = MambaAttentionBackendEnum.GDN_ATTN.get_class()
+    assert issubclass(backend, GDNAttentionBackend)
+    assert backend.supports_batch_invariance()
+    assert backend.get_name() == "GDN_ATTN"

@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A wider launch of upstream's paged attention for prompts, on Turing's tensor cores.
+
+`unified_attention` (vllm/v1/attention/ops/triton_unified_attention.py, 0.32.0) gives a block 16 rows
+of queries times heads, so with 4 query heads on a key head every 4 tokens of a prompt read all keys
+and values before them once more. It has a wider launch for heads of 256, but for capability 10.0
+alone. Here a block gets 64 rows where the sequences of a step are long enough to fill them. Tiles of
+keys stay 32 wide, so scores are summed over keys in the same order.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+HEAD_DIM = 256
+"""The head dimension that was measured; others keep upstream's launch."""
+
+FLOAT16_BYTES = 2
+
+
+@dataclass(frozen=True)
+class AttentionLaunch:
+    """One launch.
+
+    Attributes:
+        rows: queries times heads in a block (upstream's BLOCK_M).
+        keys: in a tile (TILE_SIZE).
+        num_warps: warps a block.
+    """
+
+    rows: int
+    keys: int
+    num_warps: int
+
+
+UPSTREAM = AttentionLaunch(16, 32, 4)
+PROMPTS = AttentionLaunch(64, 32, 8)
+"""The most rows whose operands fit Turing: 65536 B of shared memory; nothing spills."""
+
+
+class WideAttention:
+    """Stands where upstream's launcher finds its kernel, and widens the launches of prompts.
+
+    Args:
+        kernel: upstream's.
+        launch: for steps whose sequences have, on average, as many tokens as a block.
+    """
+
+    def __init__(self, kernel: Any, launch: AttentionLaunch = PROMPTS) -> None:
+        self.kernel = kernel
+        self.launch = launch
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
+        def run(**arguments: Any) -> Any:
+            return self.kernel[self.grid(grid, arguments)](**arguments | self.tiles(arguments))
+
+        return run
+
+    def tiles(self, arguments: Mapping[str, Any]) -> dict[str, int]:
+        """What replaces upstream's arguments; nothing where its launch stays."""
+        tokens_a_block = self.launch.rows // arguments["num_queries_per_kv"]
+        if (
+            arguments["IS_3D"]
+            or arguments["USE_TD"]
+            or arguments["KV_QUANT_MODE"]
+            or arguments["HEAD_SIZE_PADDED"] != HEAD_DIM
+            or arguments["query_ptr"].element_size() != FLOAT16_BYTES
+            or arguments["BLOCK_M"] > self.launch.rows
+            or arguments["query_ptr"].shape[0] < tokens_a_block * arguments["num_seqs"]
+        ):
+            return {}
+        return {
+            "BLOCK_M": self.launch.rows,
+            "BLOCK_Q": tokens_a_block,
+            "TILE_SIZE": self.launch.keys,
+            "num_warps": self.launch.num_warps,
+        }
+
+    def grid(self, grid: tuple[int, ...], arguments: Mapping[str, Any]) -> tuple[int, ...]:
+        """Upstream's grid with as many blocks of tokens as the launch makes of the step."""
+        tiles = self.tiles(arguments)
+        if not tiles:
+            return grid
+        blocks: int = arguments["query_ptr"].shape[0] // tiles["BLOCK_Q"] + arguments["num_seqs"]
+        return (blocks, *grid[1:])
