@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 logger = init_logger("vllm.pre_ampere.baseline")
 
-# Capture sizes, in tokens. With speculation, 9 is the widest step of the longest supported draft
-# (k=8) and 18 two of them, which only boxes of four cards and more get to see.
+# Capture sizes, in tokens. With speculation `capture_sizes` adds the steps of the k in use, whatever
+# k is; of those below, 9 is one step of k=8, and 18, for four cards and more, is two of them.
 _CAPTURE_SIZES = (1, 2, 4, 8, 16)
 _CAPTURE_SIZES_SPECULATIVE = (1, 2, 4, 8, 9)
 _CAPTURE_SIZE_WIDE = 18
