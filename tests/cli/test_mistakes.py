@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a user can mend is one line and exit status 2, before anything starts."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from engine_process import TINY_MODEL
+from engine_process import START_SECONDS, TINY_MODEL, clean_environment
 
+from vllm.pre_ampere import environment
 from vllm.pre_ampere.cli import main
 
 CONFIGS = {
@@ -70,9 +73,59 @@ def test_a_file_that_could_not_be_written_is_refused_before_the_work(
     assert "this is a folder" in mistake([*command, option, str(tmp_path)], capsys)
 
 
-def test_a_card_that_is_none(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+COMMANDS = {
+    "doctor": ["doctor"],
+    "doctor of a model": ["doctor", "--model", str(TINY_MODEL)],
+    "lossless": ["lossless", "--model", str(TINY_MODEL)],
+    "census": ["census", "--model", str(TINY_MODEL)],
+    "preflight": ["preflight"],
+}
+TAKING_ONLY_SOME = [
+    variable.name
+    for variable in vars(environment).values()
+    if isinstance(variable, environment.Variable)
+    and variable.parse is not str
+    # A list of names, which any text is.
+    and variable is not environment.BASELINE_SET
+]
+
+
+@pytest.mark.parametrize("name", TAKING_ONLY_SOME)
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_value_that_a_variable_cannot_take(
+    command: str,
+    name: str,
+    clean_environment: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setenv("VLLM_PRE_AMPERE_EMULATE", "abc")
-    line = mistake(["lossless", "--model", str(TINY_MODEL)], capsys)
-    assert "VLLM_PRE_AMPERE_EMULATE='abc'" in line
+    clean_environment.setenv("VLLM_PRE_AMPERE_EMULATE", "7.5")
+    clean_environment.setenv(name, "abc")
+    assert f"{name}='abc': " in mistake(COMMANDS[command], capsys)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("VLLM_PRE_AMPERE_EMULATE", "9.9"), ("VLLM_SM70_GDN_KKT_SCHEDULE", "yes")]
+)
+def test_the_installed_doctor_ends_2_with_one_line(name: str, value: str) -> None:
+    program = Path(sys.executable).with_name("vllm-pre-ampere")
+    done = subprocess.run(
+        [program, "doctor", "--model", TINY_MODEL],
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+        env={**clean_environment("7.5"), name: value},
+        check=False,
+    )
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"Error: {name}={value!r}: ")
+    assert (done.returncode, done.stdout) == (2, "")
+
+
+def test_help_needs_no_good_variable(
+    clean_environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clean_environment.setenv("VLLM_SM70_GDN_KKT_SCHEDULE", "abc")
+    with pytest.raises(SystemExit) as ended:
+        main(["doctor", "--help"])
+    assert ended.value.code == 0
+    assert "Exit status" in capsys.readouterr().out

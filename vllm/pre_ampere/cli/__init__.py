@@ -24,9 +24,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         SystemExit: always, with the command's exit status.
     """
     from vllm.pre_ampere.cli.application import app
+    from vllm.pre_ampere.environment import EnvironmentVariableError
 
     try:
         app(args=arguments, prog_name="vllm-pre-ampere")
-    except UserError as error:
+    except (UserError, EnvironmentVariableError) as error:
         print(f"Error: {error}", file=sys.stderr)
         raise SystemExit(USAGE_ERROR) from None

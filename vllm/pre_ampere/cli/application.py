@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The command line as typer sees it: the commands of `COMMANDS`, each imported when asked for."""
 
+import functools
 import importlib
 import importlib.util
+from collections.abc import Callable
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
+
+from vllm.pre_ampere import environment
 
 # Name of the command -> module that holds it.
 COMMANDS = {
@@ -28,8 +32,26 @@ class _Commands(TyperGroup):
         if cmd_name not in self.list_commands(ctx):
             return None
         single = typer.Typer(add_completion=False)
-        single.command(cmd_name)(importlib.import_module(COMMANDS[cmd_name]).command)
+        command = importlib.import_module(COMMANDS[cmd_name]).command
+        single.command(cmd_name)(_after_the_environment(command))
         return typer.main.get_command(single)
+
+
+def _after_the_environment(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, run only where each variable that is read has a value that it can take.
+
+    Most are read while upstream makes a configuration, where a mistake in one would look like an
+    answer about the model.
+    """
+
+    @functools.wraps(command)
+    def checked(*arguments: Any, **options: Any) -> None:
+        for variable in vars(environment).values():
+            if isinstance(variable, environment.Variable):
+                variable.get()
+        command(*arguments, **options)
+
+    return checked
 
 
 app = typer.Typer(

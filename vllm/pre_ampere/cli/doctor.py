@@ -15,7 +15,6 @@ from vllm.pre_ampere.cli import UserError, output_file
 from vllm.pre_ampere.cli.checkpoint import read_checkpoint
 from vllm.pre_ampere.cli.diagnosis import box, probe, screen, serving, software
 from vllm.pre_ampere.cli.diagnosis.diagnosis import Diagnosis, as_json
-from vllm.pre_ampere.environment import EnvironmentVariableError
 
 _REPORT_WIDTH = 140
 
@@ -60,10 +59,7 @@ def command(
         raise UserError("--probe and engine options need a --model")
     output_file.check("--report", report)
     checkpoint = None if model is None else read_checkpoint(model)
-    try:
-        diagnosis = Diagnosis(box.look(), software.python_version(), software.installed())
-    except EnvironmentVariableError as error:
-        raise UserError(str(error)) from None
+    diagnosis = Diagnosis(box.look(), software.python_version(), software.installed())
     options = engine or []
     if checkpoint is not None and diagnosis.first_change is None:
         found = serving.look(checkpoint, options)

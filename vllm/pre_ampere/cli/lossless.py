@@ -175,15 +175,11 @@ def require_device() -> None:
     """Refuse a box on which no engine of ours could start.
 
     Raises:
-        UserError: there is no GPU, and none is emulated, or no card that there is.
+        UserError: there is no GPU, and none is emulated.
     """
     from vllm.pre_ampere import devices, environment
 
-    try:
-        emulated = environment.EMULATE.get()
-    except environment.EnvironmentVariableError as error:
-        raise UserError(str(error)) from None
-    if emulated is None and not devices.nvml_devices():
+    if not environment.EMULATE.is_set() and not devices.nvml_devices():
         raise UserError(
             "this box has no NVIDIA GPU; set VLLM_PRE_AMPERE_EMULATE=7.5 to run on its CPU as a "
             "Turing card would (slowly)"
