@@ -200,6 +200,20 @@ def test_a_report_names_nobody() -> None:
     assert "\x1b" not in report
 
 
+@pytest.mark.parametrize(
+    ("emulated", "said"),
+    [
+        (False, "1 more hidden by CUDA_VISIBLE_DEVICES."),
+        (True, "NVIDIA cards that the box has: 1."),
+    ],
+)
+def test_cards_that_are_not_shown_are_counted(emulated: bool, said: str) -> None:
+    """Behind an emulated card there is a real one, which nothing hides."""
+    report = as_report(Diagnosis(Box((T4,), 1, (), "580", emulated), "3.12.3", (TORCH, VLLM)))
+    assert said in report
+    assert ("hidden by" in report) is not emulated
+
+
 def test_json_names_no_card_by_its_uuid() -> None:
     assert "GPU-0123" not in json.dumps(as_json(with_everything()), default=str)
 

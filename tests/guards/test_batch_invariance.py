@@ -28,7 +28,9 @@ def test_reductions_are_not_timed(clean_environment: pytest.MonkeyPatch) -> None
         action = choose_reductions_by_rule(made)
         assert action is not None
         assert action.did.startswith("Inductor chooses the configurations of its reductions")
-    assert made.compilation_config.inductor_compile_config["deterministic"] is True
+    chosen = made.compilation_config.inductor_compile_config
+    assert chosen["deterministic"] is True
+    assert chosen["benchmark_combo_kernel"] is False
 
 
 def test_the_users_wish_stays(clean_environment: pytest.MonkeyPatch) -> None:

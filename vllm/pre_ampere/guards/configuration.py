@@ -67,6 +67,8 @@ def choose_reductions_by_rule(vllm_config: "VllmConfig") -> Action | None:
             f"{environment.BATCH_INVARIANT.name}=1",
             "Leave it out for the same bits from every server",
         )
+    # Upstream lets it time whether kernels are worth combining, which this mode refuses.
+    chosen["benchmark_combo_kernel"] = False
     return Action(
         "batch-invariance",
         "Inductor chooses the configurations of its reductions without timing them",

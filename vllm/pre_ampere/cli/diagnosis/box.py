@@ -32,7 +32,7 @@ class Box:
 
     Attributes:
         cards: those that CUDA shows, or the emulated ones, in CUDA's order.
-        hidden: how many more the box has.
+        hidden: how many the box has beside `cards`.
         links: between each pair of `cards`; empty for emulated ones.
         driver: its version and the newest CUDA it runs; None without a driver.
         emulated: the cards are not there.

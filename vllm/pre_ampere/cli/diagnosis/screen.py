@@ -24,7 +24,7 @@ def render(diagnosis: Diagnosis) -> Iterator[RenderableType]:
     """The parts of the screen, from top to bottom."""
     yield from _box(diagnosis.box)
     yield _software(diagnosis.packages, diagnosis.box.cards, diagnosis.python)
-    if diagnosis.serving is not None and diagnosis.serving.refusal is None:
+    if diagnosis.serving is not None and diagnosis.serving.choices:
         yield from _serving(diagnosis.serving)
     if diagnosis.probe is not None:
         yield _probe(diagnosis.probe)
@@ -64,7 +64,9 @@ def _box(box: Box) -> Iterator[RenderableType]:
             "yes" if card.supports_bfloat16 else "no",
         )
     yield table if box.cards else Text("No cards.", style="bold")
-    if box.hidden:
+    if box.hidden and box.emulated:
+        yield Text(f"NVIDIA cards that the box has: {box.hidden}.")
+    elif box.hidden:
         yield Text(f"{box.hidden} more hidden by CUDA_VISIBLE_DEVICES.")
     for link in box.links:
         peer = "peer access" if link.peer_access else "no peer access"
