@@ -149,6 +149,17 @@ def test_the_command_ends_1_and_names_both_numbers_over_the_limit(
     assert CliRunner().invoke(app, arguments).exit_code == 0
 
 
+def test_a_description_without_weights_is_enough(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (path,) = (path for path in known_models() if "4b" in path.name)
+    description = tmp_path / "config.json"
+    description.write_text(path.read_text())
+    monkeypatch.setattr(run, "preflight", lambda plan, on_start: Results(tables=(TABLE,)))
+    answer = CliRunner().invoke(app, ["preflight", "--model", str(description)])
+    assert answer.exit_code == 0
+
+
 @pytest.mark.parametrize("width", [80, 200])
 def test_a_scalar_product_is_marked_at_any_width(width: int) -> None:
     console = Console(record=True, width=width)

@@ -49,7 +49,7 @@ def command(
     """Look at the box's cards and software and, with a model, at every choice made to serve it.
 
     Without --model nothing of the engine is loaded. With it the configuration is made as for
-    `vllm serve`, but no weights are loaded unless --probe is given.
+    `vllm serve`; the weights must be there, but none are loaded unless --probe is given.
 
     Exit status: 0 where it would serve, 1 where it would not, 2 where it could not be asked.
 

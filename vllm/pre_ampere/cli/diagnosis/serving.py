@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What would serve a model on this box: every choice with its reason, and the ones passed over.
 
-The configuration is made for real, by upstream and the platform, in this process; nothing is loaded
-and no card is touched.
+The configuration is made for real, by upstream and the platform, in this process; the weights are
+looked for, nothing is loaded and no card is touched.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ from vllm.pre_ampere import environment
 from vllm.pre_ampere.baseline import BaselineRecord
 from vllm.pre_ampere.cli import UserError, engine_options
 from vllm.pre_ampere.cli.checkpoint import Checkpoint
+from vllm.pre_ampere.cli.diagnosis import weights
 from vllm.pre_ampere.devices import Device
 from vllm.pre_ampere.guards.action import Action
 
@@ -57,7 +58,8 @@ class Serving:
     Attributes:
         model: the checkpoint's name.
         refusal: why it would not be; None where it would.
-        choices: for the whole box, and for each kind of card in it.
+        choices: for the whole box, and for each kind of card in it; empty where no configuration
+            could be made.
         baseline: the baseline's own record; None where our platform is not in use.
         guards: what the guards did.
     """
@@ -81,21 +83,25 @@ def look(checkpoint: Checkpoint, options: Sequence[str]) -> Serving:
     """
     with _quiet() as log:
         try:
-            config = engine_options.parse(str(checkpoint.path), options).create_engine_config()
+            arguments = engine_options.parse(str(checkpoint.path), options)
+            if (fault := weights.unreadable(checkpoint.path, arguments.load_format)) is not None:
+                return Serving(checkpoint.name, fault)
+            config = arguments.create_engine_config()
         except SystemExit:
             last = log.read_text().strip().splitlines()[-1:]
             raise UserError("; ".join(last) or "upstream does not know an engine option") from None
         except ValueError as error:
             return Serving(checkpoint.name, _first_reason(error))
         choices = tuple(_choices(config, checkpoint))
+    refusal = weights.missing(checkpoint.path, config.load_config.load_format)
     from vllm.platforms import current_platform
 
     from vllm.pre_ampere.platform.hooks import PreAmperePlatform
 
     if not isinstance(current_platform, PreAmperePlatform):
-        return Serving(checkpoint.name, None, choices)
+        return Serving(checkpoint.name, refusal, choices)
     record, guards = current_platform.baseline_record, current_platform.guard_actions
-    return Serving(checkpoint.name, None, choices, record, guards)
+    return Serving(checkpoint.name, refusal, choices, record, guards)
 
 
 def _first_reason(error: ValueError) -> str:
