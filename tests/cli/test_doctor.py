@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 
 from vllm.pre_ampere import environment
 from vllm.pre_ampere.cli import main
-from vllm.pre_ampere.cli.diagnosis import box, software
+from vllm.pre_ampere.cli.diagnosis import box, serving, software
 from vllm.pre_ampere.cli.diagnosis.box import Box, Link, without_identity
 from vllm.pre_ampere.cli.diagnosis.diagnosis import Diagnosis, as_json
 from vllm.pre_ampere.cli.diagnosis.fat_binary import GpuCode
@@ -150,6 +151,14 @@ def test_a_box_of_newer_cards_serves_without_us() -> None:
     assert found.note == "No card here is Volta or Turing: this project stays out of the way."
 
 
+def test_what_holds_for_old_cards_is_not_said_of_a_newer_one_beside_them() -> None:
+    newer = replace(T4, name="NVIDIA RTX A6000", capability=(8, 6))
+    assert serving._lowering(newer).chosen == "tensor cores"
+    assert serving._lowering(V100).chosen == "FMA"
+    awq: Any = SimpleNamespace(model_config=SimpleNamespace(quantization="awq"))
+    assert serving._products(awq, newer).chosen == "by upstream's choice"
+
+
 def test_hidden_cards_are_named_as_the_reason() -> None:
     hidden = Diagnosis(Box((), 2, (), "580", False), "3.12.3", (TORCH, VLLM))
     assert "CUDA_VISIBLE_DEVICES shows no card" in str(hidden.first_change)
@@ -180,14 +189,14 @@ def test_installed_libraries_are_told_from_missing_ones() -> None:
 def with_everything() -> Diagnosis:
     """A diagnosis that holds what must not leave the machine wherever text can hold it."""
     secret = f"/home/{getpass.getuser()}/models on {socket.gethostname()} with hf_abcdefghijklmnop"
-    serving = Serving(
+    served = Serving(
         "model",
         None,
         (Choice("attention", "TRITON_ATTN", secret, (("FLASHINFER", secret),)),),
     )
     both = Box((T4, V100), 1, (Link(0, 1, True, False),), "580", False)
     probe = Probe((Activation("layers.0", 70000.0, "layers.0.mlp", False),), "layers.0.mlp", True)
-    return Diagnosis(both, "3.12.3", (replace(TORCH, note=secret), VLLM), serving, probe)
+    return Diagnosis(both, "3.12.3", (replace(TORCH, note=secret), VLLM), served, probe)
 
 
 def test_a_report_names_nobody() -> None:

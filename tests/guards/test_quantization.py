@@ -21,7 +21,8 @@ from vllm.platforms.interface import PlatformEnum
 from vllm.scalar_type import scalar_types
 
 from vllm.pre_ampere.guards import quantization
-from vllm.pre_ampere.guards.quantization import FORMATS, LAYERS, Format, Support, support
+from vllm.pre_ampere.guards.quantization import LAYERS, Support, support
+from vllm.pre_ampere.guards.quantized_formats import FORMATS, Format
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "quantization.md"
 
@@ -64,7 +65,10 @@ def test_a_volta_card_has_quarks_int4_and_some_quantised_experts() -> None:
         }
         for layer in LAYERS
     )
-    assert linear == {("INT4 weights (W4A16)", "quark"): "Exllama"}
+    assert linear == {
+        ("INT4 weights (W4A16)", "quark"): "Exllama",
+        ("INT4 weights with zero points (W4A16)", "quark"): "TritonW4A16",
+    }
     assert experts == {
         ("GPTQ, 4 bits", "gptq"): "Int4EmulationTriton",
         ("GPTQ, 4 bits, by request", "moe_wna16"): "TritonWNA16",
@@ -72,7 +76,9 @@ def test_a_volta_card_has_quarks_int4_and_some_quantised_experts() -> None:
         ("AutoRound packed as GPTQ, 4 bits", "inc"): "Int4EmulationTriton",
         ("AutoRound packed as AWQ, 4 bits", "inc"): "Int4EmulationTriton",
         ("INT4 weights (W4A16)", "quark"): "TritonWNA16",
+        ("INT4 weights with zero points (W4A16)", "quark"): "TritonWNA16",
         ("INT4 weights (W4A16)", "compressed-tensors"): "TritonWNA16",
+        ("INT8 weights (W8A16)", "compressed-tensors"): "TritonWNA16",
         ("NVFP4", "compressed-tensors"): "Nvfp4QuantizationEmulationTriton",
     }
 
@@ -176,7 +182,9 @@ def test_the_refusal_on_volta_says_which_formats_load_with_nothing_but_experts_q
         "AutoRound packed as GPTQ, 4 bits (inc, nothing but experts quantised); "
         "AutoRound packed as AWQ, 4 bits (inc, nothing but experts quantised); "
         "INT4 weights (W4A16) (quark); "
+        "INT4 weights with zero points (W4A16) (quark); "
         "INT4 weights (W4A16) (compressed-tensors, nothing but experts quantised); "
+        "INT8 weights (W8A16) (compressed-tensors, nothing but experts quantised); "
         "NVFP4 (compressed-tensors, nothing but experts quantised)"
     )
 

@@ -34,14 +34,6 @@ class Checkpoint:
         keys = ("mtp_num_hidden_layers", "num_nextn_predict_layers")
         return any(self.text_config.get(key, 0) for key in keys)
 
-    @property
-    def quantization(self) -> str | None:
-        """The checkpoint's quantisation method; None for plain weights."""
-        described = self.config.get("quantization_config") or self.text_config.get(
-            "quantization_config"
-        )
-        return None if described is None else str(described.get("quant_method", "unnamed"))
-
 
 def read_checkpoint(path: Path) -> Checkpoint:
     """Read a checkpoint's description.

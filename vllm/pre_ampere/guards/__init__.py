@@ -34,7 +34,7 @@ def check(vllm_config: "VllmConfig", devices: Sequence[Device]) -> tuple[Action,
     Raises:
         ValueError: the checkpoint's quantised layers load on no card of the oldest kind.
     """
-    quantization.refuse_linear_layers(vllm_config, devices)
+    quantization.refuse_layers(vllm_config, devices)
     actions = (
         configuration.fail_requests_with_nan_logits(vllm_config),
         configuration.choose_reductions_by_rule(vllm_config),

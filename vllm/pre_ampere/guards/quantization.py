@@ -22,33 +22,22 @@ from unittest import mock
 import torch
 
 from vllm.pre_ampere.devices import PRE_AMPERE, Capability, Device
+from vllm.pre_ampere.guards.quantized_formats import (
+    EXPERTS_PREFIX,
+    FORMATS,
+    LINEAR_PREFIX,
+    Format,
+    row_of,
+)
 
 if TYPE_CHECKING:
-    from vllm.config import VllmConfig
+    from vllm.config import KernelConfig, VllmConfig
 
 _FEATURES = 4096
-_GROUP_SIZE = 128
 _EXPERTS = 8
-_LINEAR_PREFIX = "model.layers.0.mlp.down_proj"
-_EXPERTS_PREFIX = "model.layers.0.mlp.experts"
 
 Layer = Literal["linear", "experts"]
 LAYERS: tuple[Layer, ...] = ("linear", "experts")
-
-
-@dataclass(frozen=True)
-class Format:
-    """A kind of quantised checkpoint.
-
-    Attributes:
-        name: what people call it.
-        method: upstream's name of the quantisation method.
-        configuration: the quantisation part of such a checkpoint's configuration.
-    """
-
-    name: str
-    method: str
-    configuration: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -64,136 +53,60 @@ class Support:
     how: str
 
 
-def _gptq(bits: int) -> dict[str, Any]:
-    return {"bits": bits, "group_size": _GROUP_SIZE, "desc_act": False, "sym": True}
+@dataclass(frozen=True)
+class Answer:
+    """What upstream makes of a checkpoint's layers on a capability.
+
+    Attributes:
+        row: the row of the table that the checkpoint is of; None where it is of none.
+        layers: for each kind of layer that the model has; empty without a row.
+    """
+
+    row: Format | None
+    layers: Mapping[Layer, Support]
+
+    @property
+    def refusal(self) -> str | None:
+        """Why no layer loads; None where one does, or where nothing is known."""
+        if self.row is None or any(support.loads for support in self.layers.values()):
+            return None
+        if len(self.layers) == 1:
+            return self.layers["linear"].how
+        return "; ".join(f"{layer}: {support.how}" for layer, support in self.layers.items())
 
 
-def _auto_round(bits: int, packing: str, symmetric: bool) -> dict[str, Any]:
-    return {
-        "bits": bits,
-        "group_size": _GROUP_SIZE,
-        "sym": symmetric,
-        "packing_format": f"auto_round:{packing}",
-    }
+def answer(vllm_config: "VllmConfig", capability: Capability, *, as_asked: bool = True) -> Answer:
+    """Ask upstream about the checkpoint of a configuration.
+
+    Args:
+        vllm_config: with what upstream has read from the checkpoint's configuration.
+        capability: of the card.
+        as_asked: with the kernels that the user chose; else with upstream's own choice.
+    """
+    row = row_of(vllm_config.quant_config)
+    if row is None:
+        return Answer(None, {})
+    layers = LAYERS if vllm_config.model_config.get_num_experts() else LAYERS[:1]
+    kernels = vllm_config.kernel_config if as_asked else None
+    return Answer(row, {layer: support(row, capability, layer, kernels) for layer in layers})
 
 
-def _quark(weights: dict[str, Any]) -> dict[str, Any]:
-    return {
-        "export": {
-            "kv_cache_group": [],
-            "pack_method": "reorder",
-            "weight_format": "real_quantized",
-        },
-        "global_quant_config": {
-            "weight": {"is_dynamic": False, "symmetric": True, **weights},
-            "input_tensors": None,
-            "output_tensors": None,
-            "bias": None,
-        },
-        "layer_quant_config": {},
-        "layer_type_quant_config": {},
-        "exclude": [],
-    }
-
-
-def _model_optimizer(algorithm: str, **more: object) -> dict[str, Any]:
-    common: dict[str, Any] = {
-        "quant_algo": algorithm,
-        "kv_cache_quant_algo": None,
-        "exclude_modules": [],
-    }
-    return {"quantization": {**common, **more}}
-
-
-def _compressed(
-    packing: str, weights: dict[str, Any], activations: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    group = {
-        "targets": ["Linear"],
-        "weights": {"symmetric": True, "dynamic": False, **weights},
-        "input_activations": activations and {"symmetric": True, **activations},
-    }
-    return {"format": packing, "ignore": [], "config_groups": {"group_0": group}}
-
-
-_FLOAT4 = {"num_bits": 4, "type": "float"}
-_FLOAT8 = {"num_bits": 8, "type": "float"}
-_INT8 = {"num_bits": 8, "type": "int"}
-_NVFP4 = {**_FLOAT4, "strategy": "tensor_group", "group_size": 16}
-_PER_CHANNEL = {"strategy": "channel"}
-_PER_TOKEN = {"strategy": "token", "dynamic": True}
-_MIXED_LAYERS = {
-    prefix: {"quant_algo": "NVFP4", "group_size": 16}
-    for prefix in (_LINEAR_PREFIX, _EXPERTS_PREFIX)
-}
-
-FORMATS: tuple[Format, ...] = (
-    Format("AWQ, 4 bits", "awq", {"bits": 4, "group_size": _GROUP_SIZE, "zero_point": True}),
-    Format("GPTQ, 4 bits", "gptq", _gptq(4)),
-    Format("GPTQ, 8 bits", "gptq", _gptq(8)),
-    Format("GPTQ, 4 bits, by request", "moe_wna16", {"quant_method": "gptq", **_gptq(4)}),
-    Format("GPTQ, 8 bits, by request", "moe_wna16", {"quant_method": "gptq", **_gptq(8)}),
-    Format("AutoRound packed as GPTQ, 4 bits", "inc", _auto_round(4, "auto_gptq", True)),
-    Format("AutoRound packed as GPTQ, 8 bits", "inc", _auto_round(8, "auto_gptq", True)),
-    Format("AutoRound packed as AWQ, 4 bits", "inc", _auto_round(4, "auto_awq", False)),
-    Format(
-        "AutoRound, FP8 in blocks",
-        "inc",
-        {"bits": 8, "group_size": [128, 128], "data_type": "fp", "sym": True},
-    ),
-    Format(
-        "INT4 weights (W4A16)",
-        "quark",
-        _quark({"dtype": "int4", "qscheme": "per_group", "ch_axis": -1, "group_size": _GROUP_SIZE}),
-    ),
-    Format(
-        "INT4 weights (W4A16)",
-        "compressed-tensors",
-        _compressed(
-            "pack-quantized",
-            {"num_bits": 4, "type": "int", "strategy": "group", "group_size": _GROUP_SIZE},
-        ),
-    ),
-    Format(
-        "INT8 (W8A8)",
-        "compressed-tensors",
-        _compressed("int-quantized", {**_INT8, **_PER_CHANNEL}, {**_INT8, **_PER_TOKEN}),
-    ),
-    Format("NVFP4, ModelOpt", "modelopt_fp4", _model_optimizer("NVFP4", group_size=16)),
-    Format(
-        "NVFP4",
-        "compressed-tensors",
-        _compressed("nvfp4-pack-quantized", _NVFP4, {**_NVFP4, "dynamic": "local"}),
-    ),
-    Format(
-        "NVFP4 and FP8 mixed, ModelOpt",
-        "modelopt_mixed",
-        _model_optimizer("MIXED_PRECISION", quantized_layers=_MIXED_LAYERS),
-    ),
-    Format("MXFP4", "mxfp4", {}),
-    Format(
-        "MXFP4",
-        "compressed-tensors",
-        _compressed(
-            "mxfp4-pack-quantized",
-            {**_FLOAT4, "strategy": "group", "group_size": 32, "scale_dtype": "torch.uint8"},
-        ),
-    ),
-    Format("FP8", "fp8", {"quant_method": "fp8", "activation_scheme": "dynamic"}),
-    Format("FP8, ModelOpt", "modelopt", _model_optimizer("FP8")),
-    Format(
-        "FP8",
-        "compressed-tensors",
-        _compressed("float-quantized", {**_FLOAT8, **_PER_CHANNEL}, {**_FLOAT8, **_PER_TOKEN}),
-    ),
-)
-
-
-def support(checkpoint_format: Format, capability: Capability, layer: Layer = "linear") -> Support:
+def support(
+    checkpoint_format: Format,
+    capability: Capability,
+    layer: Layer = "linear",
+    kernels: "KernelConfig | None" = None,
+) -> Support:
     """Ask upstream whether it makes a layer of a format on a card, and which kernel multiplies.
 
     Where upstream picks a scheme or a kernel without asking its own rule for it, that rule is asked
     here: upstream refuses nothing then, and the card is still not one for it.
+
+    Args:
+        checkpoint_format: of the checkpoint.
+        capability: of the card.
+        layer: its kind.
+        kernels: the user's choice of them; upstream's own where None.
 
     Raises:
         ValueError: the format's configuration is not one that upstream reads.
@@ -207,7 +120,7 @@ def support(checkpoint_format: Format, capability: Capability, layer: Layer = "l
     needed = method.get_min_capability()
     if needed > 10 * capability[0] + capability[1]:
         return Support(False, f"needs {needed // 10}.{needed % 10}")
-    with as_cuda_card(capability), _as_while_a_model_is_built():
+    with as_cuda_card(capability), _as_while_a_model_is_built(kernels):
         quantization = method.from_config(dict(checkpoint_format.configuration))
         quantization.packed_modules_mapping = {}
         try:
@@ -227,13 +140,14 @@ def _linear(quantization: Any) -> torch.nn.Module:
         bias=False,
         params_dtype=torch.float16,
         quant_config=quantization,
-        prefix=_LINEAR_PREFIX,
+        prefix=LINEAR_PREFIX,
         disable_tp=True,
     )
     return layer
 
 
 def _experts(quantization: Any) -> torch.nn.Module:
+    from vllm.config import get_current_vllm_config
     from vllm.model_executor.layers.fused_moe import RoutedExperts
     from vllm.model_executor.layers.fused_moe.activation import MoEActivation
     from vllm.model_executor.layers.fused_moe.config import (
@@ -254,6 +168,7 @@ def _experts(quantization: Any) -> torch.nn.Module:
         routing_method=RoutingMethodType.Renormalize,
         moe_parallel_config=FusedMoEParallelConfig.make_no_parallel(),
         in_dtype=torch.float16,
+        moe_backend=get_current_vllm_config().kernel_config.moe_backend,
     )
     everything_here = SimpleNamespace(
         local_num_experts=_EXPERTS,
@@ -263,7 +178,7 @@ def _experts(quantization: Any) -> torch.nn.Module:
         routing_tables=None,
     )
     layer: torch.nn.Module = RoutedExperts(
-        _EXPERTS_PREFIX, torch.float16, shape, quantization, everything_here
+        EXPERTS_PREFIX, torch.float16, shape, quantization, everything_here
     )
     return layer
 
@@ -306,37 +221,30 @@ def _reason(error: Exception) -> str:
     return re.split(r"\n|\. | \(", str(error), maxsplit=1)[0].rstrip(".")
 
 
-def refuse_linear_layers(vllm_config: "VllmConfig", devices: Sequence[Device]) -> None:
-    """Refuse a model without experts whose quantised linear layers no card of the oldest kind takes.
+def refuse_layers(vllm_config: "VllmConfig", devices: Sequence[Device]) -> None:
+    """Refuse a checkpoint of a row of which no layer loads on a card of the oldest kind.
 
-    Upstream would refuse it while it builds the model. A method of which some format loads is left to
-    upstream, and so is a model with experts, which may have quantised nothing else.
+    Upstream would refuse it while it builds the model. One with experts of which a kind of layer
+    loads is left to upstream, for it may have quantised nothing else; so is one of no row.
 
     Raises:
-        ValueError: upstream's reason, and the formats that load on the card.
+        ValueError: upstream's reason, and the formats that load on the card, or that a kernel was
+            asked for which does not.
     """
-    from vllm.model_executor.layers.quantization import get_quantization_config
-
-    model = vllm_config.model_config
-    if model is None or model.quantization is None or model.get_num_experts():
-        return
-    # A method has several names, "gptq" and "auto_gptq".
-    method = get_quantization_config(model.quantization)
-    described = getattr(model.hf_config, "quantization_config", None) or {}
-    formats = [
-        each
-        for each in FORMATS
-        if get_quantization_config(each.method) is method
-        and each.configuration.get("bits") in (None, described.get("bits"))
-    ]
     card = min(devices, key=lambda device: device.capability)
-    answers = [support(each, card.capability) for each in formats]
-    if answers and not any(answer.loads for answer in answers):
-        raise ValueError(
-            f"quantization {model.quantization} does not load on {card.name} "
-            f"({card.architecture}): {answers[0].how}. "
-            f"{_formats_that_load(card.capability, ('linear',))}"
-        )
+    if card.capability not in PRE_AMPERE:
+        return
+    asked = answer(vllm_config, card.capability)
+    if asked.row is None or asked.refusal is None:
+        return
+    if answer(vllm_config, card.capability, as_asked=False).refusal is None:
+        remedy = "Leave the kernels to upstream: --linear-backend auto, --moe-backend auto"
+    else:
+        remedy = _formats_that_load(card.capability, tuple(asked.layers))
+    raise ValueError(
+        f"quantization {vllm_config.model_config.quantization} ({asked.row.name}) does not load on "
+        f"{card.name} ({card.architecture}): {asked.refusal}. {remedy}"
+    )
 
 
 def refuse_unsupported(method: str, capability: Capability, card: str) -> None:
@@ -370,7 +278,7 @@ def _only(layers: list[Layer]) -> str:
 
 
 @contextmanager
-def _as_while_a_model_is_built() -> Iterator[None]:
+def _as_while_a_model_is_built(kernels: "KernelConfig | None") -> Iterator[None]:
     """What upstream's layers ask for while they are made: a configuration, one rank, and silence.
 
     The configuration is a stand-in, as making one of upstream's runs the platform's own hooks.
@@ -380,9 +288,9 @@ def _as_while_a_model_is_built() -> Iterator[None]:
     from vllm.distributed import parallel_state
 
     configuration = SimpleNamespace(
-        model_config=SimpleNamespace(dtype=torch.float16),
+        model_config=SimpleNamespace(dtype=torch.float16, quantization_config=None),
         compilation_config=CompilationConfig(custom_ops=["all"]),
-        kernel_config=KernelConfig(),
+        kernel_config=kernels or KernelConfig(),
     )
     one_rank = SimpleNamespace(rank_in_group=0, world_size=1)
     disabled = logging.root.manager.disable

@@ -32,6 +32,7 @@ _OPERATIONS = {
     "convolution_prefill": "convolution, prefill",
     "convolution_update": "convolution, decode",
 }
+_UPSTREAMS = "by upstream's choice"
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,7 @@ def look(checkpoint: Checkpoint, options: Sequence[str]) -> Serving:
             last = log.read_text().strip().splitlines()[-1:]
             raise UserError("; ".join(last) or "upstream does not know an engine option") from None
         except ValueError as error:
-            return Serving(checkpoint.name, _first_reason(error))
+            return Serving(checkpoint.name, first_reason(error))
         choices = tuple(_choices(config, checkpoint))
     refusal = weights.missing(checkpoint.path, config.load_config.load_format)
     from vllm.platforms import current_platform
@@ -104,7 +105,7 @@ def look(checkpoint: Checkpoint, options: Sequence[str]) -> Serving:
     return Serving(checkpoint.name, refusal, choices, record, guards)
 
 
-def _first_reason(error: ValueError) -> str:
+def first_reason(error: ValueError) -> str:
     """What is wrong, without the wrapping that pydantic gives an error of a validator."""
     from pydantic import ValidationError
 
@@ -142,7 +143,7 @@ def _choices(config: "VllmConfig", checkpoint: Checkpoint) -> Iterator[Choice]:
     kinds = list({(d.architecture, d.has_tensor_cores): d for d in devices}.values())
     for device in kinds:
         on = f", {device.architecture}" if len(kinds) > 1 else ""
-        for choice in _of_card(config, device, checkpoint):
+        for choice in _of_card(config, device):
             yield Choice(choice.subject + on, choice.chosen, choice.reason, choice.passed_over)
 
 
@@ -216,12 +217,12 @@ def _graphs(config: "VllmConfig") -> Choice:
     return Choice("CUDA graphs", chosen, f"the model is {compiled}{where}")
 
 
-def _of_card(config: "VllmConfig", device: Device, checkpoint: Checkpoint) -> Iterator[Choice]:
+def _of_card(config: "VllmConfig", device: Device) -> Iterator[Choice]:
     for operation, subject in _OPERATIONS.items():
         yield _kernel(config, device, operation, subject)
     yield _lowering(device)
     yield _wrapper(device, config.speculative_config is not None)
-    yield _products(device, checkpoint)
+    yield _products(config, device)
 
 
 def _kernel(config: "VllmConfig", device: Device, operation: str, subject: str) -> Choice:
@@ -255,6 +256,8 @@ def _kernel(config: "VllmConfig", device: Device, operation: str, subject: str) 
 
 def _lowering(device: Device) -> Choice:
     subject = "Triton's matrix products"
+    if not device.is_pre_ampere:
+        return Choice(subject, "tensor cores", f"Triton knows those of {device.architecture}")
     if not device.is_turing:
         return Choice(subject, "FMA", f"no way is known onto {device.architecture}'s tensor cores")
     if not device.has_tensor_cores:
@@ -278,24 +281,29 @@ def _wrapper(device: Device, speculative: bool) -> Choice:
     return Choice("GDN layers", "eager" if gate.armed else "compiled", reason)
 
 
-def _products(device: Device, checkpoint: Checkpoint) -> Choice:
+def _products(config: "VllmConfig", device: Device) -> Choice:
     subject = "matrix products"
-    method = checkpoint.quantization
+    method = config.model_config.quantization
     if method is None:
         if device.is_turing and not device.has_tensor_cores:
             return Choice(
                 subject, "cuBLAS, float32", "several float16 rows are slow without tensor cores"
             )
         return Choice(subject, "cuBLAS, float16", "the weights are not quantised")
-    from vllm.pre_ampere.guards.quantization import FORMATS, LAYERS, support
+    if not device.is_pre_ampere:
+        return Choice(subject, _UPSTREAMS, f"upstream knows {device.architecture} for {method}")
+    from vllm.pre_ampere.guards import quantization
 
-    answers = [
-        (f"{each.name}, {layer}", support(each, device.capability, layer))
-        for each in FORMATS
-        for layer in LAYERS
-        if each.method == method
-    ]
-    loading = [f"{name}: {answer.how}" for name, answer in answers if answer.loads]
-    refused = tuple((name, answer.how) for name, answer in answers if not answer.loads)
-    chosen = "; ".join(loading) or "by upstream's choice"
-    return Choice(subject, chosen, f"upstream's kernels for {method}", refused)
+    answer = quantization.answer(config, device.capability)
+    if answer.row is None:
+        reason = f"no row of docs/quantization.md has {method} as this checkpoint has it"
+        return Choice(subject, _UPSTREAMS, reason)
+    loading = {layer: support.how for layer, support in answer.layers.items() if support.loads}
+    refused = tuple(
+        (layer, support.how) for layer, support in answer.layers.items() if not support.loads
+    )
+    reason = f"upstream's kernels for {answer.row.name} ({answer.row.method})"
+    if refused:
+        reason += f", which loads where nothing but {' and '.join(loading)} is quantised"
+    chosen = "; ".join(f"{layer}: {how}" for layer, how in loading.items())
+    return Choice(subject, chosen, reason, refused)
