@@ -306,15 +306,19 @@ def checks(results: list[dict[str, Any]], launches: list[dict[str, Any]]) -> dic
             and by_name[name]["auto_settings"] == 9
         )
     for card in ("sm75", "sm70"):
-        for mode, label in (
-            ("", "k=3 equals k=0 at all 10 lengths"),
-            ("-batch-invariant", "batch-invariant, k=3 gives the tokens of k=0 at all 10 lengths"),
+        for mode, compared, label in (
+            ("", ("tokens",), "k=3 equals k=0 at all 10 lengths"),
+            (
+                "-batch-invariant",
+                ("tokens", "logprobs"),
+                "batch-invariant, k=3 gives the tokens and log probabilities of k=0 at all 10 lengths",
+            ),
         ):
             without, with_drafts = (
                 by_name[f"{card}-k{k}{mode}"].get("answers", []) for k in (0, 3)
             )
             pairs = zip(without, with_drafts, strict=False)
-            equal = [a["tokens"] == b["tokens"] for a, b in pairs]
+            equal = [all(a[what] == b[what] for what in compared) for a, b in pairs]
             found[f"{card}: {label}"] = equal == [True] * len(LENGTHS)
     reverted = by_name["sm75-k3-without-baseline-fix"]
     found["without the baseline fix a Turing box gets no defaults"] = reverted["auto_settings"] == 0

@@ -14,6 +14,7 @@ CUDA graph, and "launched_ms" includes the host's for each launch. Writes triton
 
 import argparse
 import fcntl
+import functools
 import json
 import os
 import subprocess
@@ -34,11 +35,6 @@ TABLE_OF: dict[str, Any] = {
     "mma": "sm75 tensor cores",
     "native": "sm75 tensor cores",
 }
-# Rows, keys and warps of a block of paged attention; the first is upstream's.
-ATTENTION_LAUNCHES = (
-    *((16, 32, 4), (16, 32, 2), (32, 16, 4), (32, 32, 4), (32, 32, 8)),
-    *((64, 16, 8), (64, 32, 4), (64, 32, 8)),
-)
 # (name, beginning of the shape, how many times stock's speed)
 PROMISED = (
     ("fp16 matmul", "", 5.0),
@@ -172,52 +168,53 @@ def tune(lowering: str, meeting: Meeting) -> list[dict[str, Any]]:
                 measured.append((name, chosen, launch, row))
                 table.restrict(table.load(name), chosen)
                 launch()
-    attended = attention_launches() if lowering == "mma" else []
+    others = other_launches() if lowering == "mma" else []
     torch.accelerator.synchronize()
     meeting.ready()
     with meeting.turn():
         for name, chosen, launch, row in measured:
             table.restrict(table.load(name), chosen)
             row["ms"] = round(triton.testing.do_bench(launch, return_mode="median"), 4)
-        for run, row in attended:
+        for run, row in others:
             row["ms"] = round(triton.testing.do_bench(run, return_mode="median"), 4)
-    return [row for *_, row in measured + attended]
+    return [row for *_, row in measured + others]
 
 
-def attention_launches() -> list[tuple[Callable[[], Any], dict[str, Any]]]:
-    """Paged attention of a prompt in the launches that fit Turing's shared memory, each launched."""
+def other_launches() -> list[tuple[Callable[[], Any], dict[str, Any]]]:
+    """Paged attention of prompts and batch-invariant linear layers, in several launches each."""
+    import torch
     import turing_cases
-    from vllm.v1.attention.ops import triton_unified_attention
 
-    from vllm.pre_ampere.kernels.triton import unified_attention_launch as launches
+    from vllm.pre_ampere.kernels.triton import batch_invariant_linear
+    from vllm.pre_ampere.kernels.triton.unified_attention_launch import PROMPTS, AttentionLaunch
 
-    kernel = triton_unified_attention.kernel_unified_attention
-    measured = []
+    common = {"lowering": "mma"}
+    measured: list[tuple[Callable[[], Any], dict[str, Any]]] = []
     for case in turing_cases.attention():
         if "prefill" not in case.name:
             continue
-        expected = case.run().clone()
-        for rows, keys, warps in ATTENTION_LAUNCHES:
-            chosen = launches.AttentionLaunch(rows, keys, warps)
-
-            def run(chosen: launches.AttentionLaunch = chosen, case: Any = case) -> Any:
-                wide = launches.WideAttention(kernel, chosen)
-                triton_unified_attention.kernel_unified_attention = wide
-                try:
-                    return case.run()
-                finally:
-                    triton_unified_attention.kernel_unified_attention = kernel
-
-            row = {
-                "kernel": "unified_attention",
-                "lowering": "mma",
-                "shape": case.shape,
-                "blocks": {"rows": rows, "keys": keys},
-                "num_warps": warps,
-                "pinned": chosen == launches.PROMPTS,
-                "relative_error": turing_cases.relative_error(run(), expected.double()),
-            }
-            measured.append((run, row))
+        expected = case.run().double()
+        for launch in turing_cases.ATTENTION_LAUNCHES:
+            run = functools.partial(turing_cases.attention_launched, case, *launch)
+            assert turing_cases.relative_error(run(), expected) < 1e-3
+            rows, keys, warps = launch
+            row = {"shape": case.shape, "blocks": {"rows": rows, "keys": keys}, "num_warps": warps}
+            row["pinned"] = AttentionLaunch(*launch) == PROMPTS
+            measured.append((run, {"kernel": "unified_attention", **common, **row}))
+    pinned = batch_invariant_linear.TABLE["sm75 tensor cores"]
+    for rows, tiles in turing_cases.LINEAR_TILES.items():
+        for features in turing_cases.LINEAR_SHAPES:
+            first = None
+            for tile in tiles:
+                run = turing_cases.linear_launched(rows, features, tile)
+                out = run().clone()
+                first = out if first is None else first
+                row = {"shape": f"{rows} rows, {features[0]}x{features[1]}"}
+                row["blocks"] = dict(zip(("rows", "columns", "block_k"), tile, strict=False))
+                row |= {"num_warps": tile[3], "blocks_per_multiprocessor": tile[4]}
+                row["pinned"] = batch_invariant_linear.Tile(*tile) in pinned
+                row["same_bits_as_first"] = torch.equal(out, first)
+                measured.append((run, {"kernel": "batch_invariant_linear", **common, **row}))
     return measured
 
 

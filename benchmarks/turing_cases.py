@@ -7,7 +7,7 @@ products in float64, or the project's definition of the operation.
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import triton
@@ -21,8 +21,9 @@ HEAD_DIM = 128
 QUERY_HEADS, KV_HEADS, ATTENTION_DIM, PAGE = 16, 4, 256, 16
 # Experts of Qwen3.5-35B-A3B.
 EXPERTS, TOP_K, HIDDEN, EXPERT_WIDTH = 256, 8, 2048, 512
-# Gate and up projection of Qwen3.5-27B on two cards.
-OUT_FEATURES, IN_FEATURES = 17408, 5120
+# Gate and up projection and output projection of Qwen3.5-27B on two cards.
+LINEAR_SHAPES = ((17408, 5120), (5120, 3072))
+OUT_FEATURES, IN_FEATURES = LINEAR_SHAPES[0]
 
 
 @dataclass(frozen=True)
@@ -320,23 +321,24 @@ def gdn_kernels(x: GdnInputs) -> dict[str, Callable[[], object]]:
 
 
 def attention() -> list[Case]:
-    """TRITON_ATTN at D=256: prefill, one decoded token, and four verified ones."""
+    """TRITON_ATTN at D=256: prefill in two launches, one decoded token, and four verified ones."""
     from vllm.pre_ampere.kernels.triton import turing_mma
+    from vllm.pre_ampere.kernels.triton.unified_attention_launch import PROMPTS
 
     cases = [_attend("attention, prefill", tokens, tokens) for tokens in (2048, 8192)]
     if turing_mma.is_enabled():
-        # Triton's own lowering would need more shared memory for it than Turing has.
-        cases += [_attend("attention, wide prefill", n, n, wide=True) for n in (2048, 8192)]
+        for tokens in (2048, 8192):
+            plain = _attend("attention, wide prefill", tokens, tokens)
+            launch = (PROMPTS.rows, PROMPTS.keys, PROMPTS.num_warps)
+            cases.append(replace(plain, run=functools.partial(attention_launched, plain, *launch)))
     cases.append(_attend("attention, decode", 1, 8192))
     cases.append(_attend("attention, verify", 4, 8192))
     return cases
 
 
-def _attend(name: str, queries: int, context: int, wide: bool = False) -> Case:
+def _attend(name: str, queries: int, context: int) -> Case:
     from vllm.v1.attention.backends import triton_attn
-    from vllm.v1.attention.ops import triton_unified_attention
-
-    from vllm.pre_ampere.kernels.triton.unified_attention_launch import WideAttention
+    from vllm.v1.attention.ops.triton_unified_attention import unified_attention
 
     pages = context // PAGE
     keys, values = (
@@ -354,19 +356,8 @@ def _attend(name: str, queries: int, context: int, wide: bool = False) -> Case:
     starts = torch.tensor([0, queries], dtype=torch.int32, device="cuda")
     lengths = torch.tensor([context], dtype=torch.int32, device="cuda")
 
-    upstream = triton_unified_attention.kernel_unified_attention
-    kernel = WideAttention(upstream) if wide else upstream
-
     def run() -> Tensor:
-        triton_unified_attention.kernel_unified_attention = kernel
-        try:
-            attend()
-        finally:
-            triton_unified_attention.kernel_unified_attention = upstream
-        return out
-
-    def attend() -> None:
-        triton_unified_attention.unified_attention(
+        unified_attention(
             q=query,
             k=keys,
             v=values,
@@ -389,6 +380,7 @@ def _attend(name: str, queries: int, context: int, wide: bool = False) -> Case:
             softmax_segm_max=largest,
             softmax_segm_expsum=sums,
         )
+        return out
 
     def reference() -> Tensor:
         order = table[0].long()
@@ -404,6 +396,68 @@ def _attend(name: str, queries: int, context: int, wide: bool = False) -> Case:
 
     flops = 4 * QUERY_HEADS * ATTENTION_DIM * (queries * context - queries * (queries - 1) // 2)
     return Case(name, f"{queries} tokens at context {context}, D=256", run, reference, flops)
+
+
+# Rows of queries times heads, keys in a tile, and warps of a block of paged attention: those that
+# fit a block of Turing. The first is upstream's.
+ATTENTION_LAUNCHES = (
+    *((16, 32, 4), (16, 32, 2), (32, 16, 4), (32, 32, 4), (32, 32, 8)),
+    *((64, 16, 8), (64, 32, 4), (64, 32, 8)),
+)
+
+
+def attention_launched(case: Case, rows: int, keys: int, num_warps: int) -> Tensor:
+    """Run a case of attention in this launch, as the product has a prompt's launched."""
+    from vllm.v1.attention.ops import triton_unified_attention
+
+    from vllm.pre_ampere.kernels.triton.unified_attention_launch import (
+        AttentionLaunch,
+        WideAttention,
+    )
+
+    kernel = triton_unified_attention.kernel_unified_attention
+    launch = AttentionLaunch(rows, keys, num_warps)
+    triton_unified_attention.kernel_unified_attention = WideAttention(kernel, launch)
+    try:
+        return case.run()
+    finally:
+        triton_unified_attention.kernel_unified_attention = kernel
+
+
+# Tiles of batch-invariant linear layers, by rows of the product, as (rows, columns, block_k, warps,
+# blocks a multiprocessor).
+LINEAR_TILES = {
+    1: (
+        *((16, 16, 64, 1, 16), (16, 16, 128, 1, 16), (16, 32, 64, 1, 16), (16, 32, 64, 2, 16)),
+        *((16, 32, 128, 2, 16), (16, 32, 128, 4, 8), (16, 32, 256, 4, 8), (16, 64, 64, 2, 16)),
+        *((16, 64, 64, 4, 8), (16, 64, 128, 4, 8), (16, 64, 256, 4, 8), (16, 128, 64, 4, 8)),
+    ),
+    64: (
+        *((64, 16, 64, 2, 8), (64, 32, 64, 2, 8), (64, 32, 64, 4, 8), (64, 64, 32, 4, 4)),
+        *((64, 64, 64, 4, 4), (64, 64, 64, 8, 4), (64, 128, 64, 8, 2)),
+    ),
+    2048: (
+        *((64, 64, 64, 4, 4), (64, 128, 32, 4, 2), (128, 64, 64, 4, 2), (128, 64, 32, 4, 3)),
+        *((128, 128, 32, 8, 1), (128, 128, 64, 8, 1), (128, 128, 64, 8, 2), (128, 128, 32, 4, 1)),
+    ),
+}
+
+
+def linear_launched(
+    rows: int, features: tuple[int, int], tile: tuple[int, ...]
+) -> Callable[[], Tensor]:
+    """One linear layer in the tile."""
+    from vllm.pre_ampere.kernels.triton import batch_invariant_linear
+
+    x, weight = _random(rows, features[1], seed=18).half(), _random(*features, seed=17).half()
+    out = x.new_empty(rows, features[0])
+    chosen = batch_invariant_linear.Tile(*tile)
+
+    def run() -> Tensor:
+        batch_invariant_linear.launch(x, weight, None, out, chosen)
+        return out
+
+    return run
 
 
 GROUPS: dict[str, Callable[[], list[Case]]] = {

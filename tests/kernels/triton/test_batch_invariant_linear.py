@@ -35,11 +35,10 @@ def test_the_products_are_right_in_the_interpreter() -> None:
 
 @given(rows=st.integers(1, 20000), lowering=st.sampled_from(get_args(Lowering)))
 def test_a_tile_is_no_larger_than_its_rows_need(rows: int, lowering: Lowering) -> None:
-    launches = batch_invariant_linear.TABLE[lowering]
-    tile = launches.tile(rows)
-    smaller = [other.rows for other in launches.tiles if other.rows < tile.rows]
-    assert all(rows > other for other in smaller)
-    assert launches.tile(1).rows == 16
+    tiles = batch_invariant_linear.TABLE[lowering]
+    tile = batch_invariant_linear.tile_for(rows, tiles)
+    assert all(rows > other.rows for other in tiles if other.rows < tile.rows)
+    assert batch_invariant_linear.tile_for(1, tiles).rows == 16
 
 
 def test_upstream_calls_it_and_accepts_gdn_layers(monkeypatch: pytest.MonkeyPatch) -> None:

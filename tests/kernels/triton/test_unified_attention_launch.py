@@ -64,10 +64,10 @@ def test_the_blocks_cover_every_token(lengths: list[int], padding: int, heads: i
 
 def test_a_prompt_is_widened() -> None:
     kernel = launch(2048, 1)
-    assert kernel.grid == (2048 // 16 + 1, 2)
+    assert kernel.grid == (2048 // 8 + 1, 2)
     taken = {name: kernel.arguments[name] for name in ("BLOCK_M", "BLOCK_Q", "TILE_SIZE")}
-    assert taken == {"BLOCK_M": 64, "BLOCK_Q": 16, "TILE_SIZE": 32}
-    assert kernel.arguments["num_warps"] == PROMPTS.num_warps == 8
+    assert taken == {"BLOCK_M": 32, "BLOCK_Q": 8, "TILE_SIZE": 32}
+    assert kernel.arguments["num_warps"] == PROMPTS.num_warps == 4
 
 
 @pytest.mark.parametrize(

@@ -70,6 +70,19 @@ def test_without_speculation_or_without_the_policy_nothing_is_armed(
     assert full_forward_gate(VOLTA, speculative=True) == FullForwardGate(True, False, False)
 
 
+@pytest.mark.parametrize("speculative", [True, False])
+@pytest.mark.parametrize(("device", "armed"), [(VOLTA, True), (TURING, False), (AMPERE, False)])
+def test_with_batch_invariance_speculation_changes_no_rounding(
+    policy: pytest.MonkeyPatch, device: Device, armed: bool, speculative: bool
+) -> None:
+    """An eager layer rounds otherwise than a compiled one, so Volta has one or the other."""
+    policy.setenv("VLLM_BATCH_INVARIANT", "1")
+    gate = full_forward_gate(device, speculative)
+    assert gate == FullForwardGate(device.is_volta, auto=speculative, armed=armed)
+    policy.delenv("VLLM_SM70_FLASH_V100_0DOT3_COMPILE_GRAPH")
+    assert not full_forward_gate(device, speculative).armed
+
+
 def test_a_rank_writes_what_it_is_and_what_it_armed(
     policy: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

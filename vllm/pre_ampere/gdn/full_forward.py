@@ -43,7 +43,13 @@ def full_forward_gate(device: Device, speculative: bool) -> FullForwardGate:
     """
     auto = bool(environment.COMPILE_GRAPH.get()) and speculative
     forced = environment.QWEN_GDN_FULL_FORWARD.get()
-    armed = (auto and device.is_volta) if forced is None else forced
+    if forced is not None:
+        armed = forced
+    else:
+        # Eager operations round otherwise than the compiled ones: with batch invariance a layer runs
+        # eagerly without speculation, too.
+        invariant = bool(environment.COMPILE_GRAPH.get() and environment.BATCH_INVARIANT.get())
+        armed = device.is_volta and (auto or invariant)
     return FullForwardGate(volta=device.is_volta, auto=auto, armed=armed)
 
 

@@ -8,12 +8,12 @@ upstream's switch for those who want the same bits; it puts a Triton kernel in p
 in tiles of 128 rows whatever the batch. The same kernel is launched here in tiles that suit the rows
 of a step: a decoded token would otherwise be multiplied 127 times for nothing.
 
-A sum runs over BLOCK_K columns after the other, in ascending order, in whichever tile it stands, so
-the tile changes no bit. The operator is opaque to the compiler, for a compiled graph serves batches
-of every size and would keep the tile of the first.
+A sum runs over the columns of x in ascending order in whichever tile it stands, as many at a time as
+the instruction takes, so the tile changes no bit. The operator is opaque to the compiler, for a
+compiled graph serves batches of every size and would keep the tile of the first.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -34,6 +34,7 @@ class Tile:
     Attributes:
         rows: of the output in a tile.
         columns: of the output in a tile.
+        block_k: columns of x that are loaded at a time.
         num_warps: warps a block.
         blocks_per_multiprocessor: what the persistent grid is limited to. These cards have no
             asynchronous copies, so only other blocks hide a block's loads.
@@ -41,37 +42,31 @@ class Tile:
 
     rows: int
     columns: int
+    block_k: int
     num_warps: int
     blocks_per_multiprocessor: int
 
 
-@dataclass(frozen=True)
-class Launches:
-    """The tiles of one way of compiling: up to 16 rows (decode), up to 64, and more (prefill).
-
-    Attributes:
-        block_k: columns of x that are summed at a time, the same in each tile.
-        tiles: in the order of their rows; the last serves all larger products, too.
-    """
-
-    block_k: int
-    tiles: tuple[Tile, ...]
-
-    def tile(self, rows: int) -> Tile:
-        """The tile for a product of so many rows."""
-        return next((tile for tile in self.tiles if rows <= tile.rows), self.tiles[-1])
-
-
-# Of scalar code, wider tiles or sums of 64 columns spill 224 bytes to 10 KB a thread on either card.
-_SCALAR = Launches(32, (Tile(16, 64, 4, 4), Tile(64, 64, 8, 2)))
-TABLE: Mapping[Lowering, Launches] = {
-    "sm75 tensor cores": Launches(
-        64, (Tile(16, 64, 4, 8), Tile(64, 64, 4, 4), Tile(128, 128, 8, 2))
+# On the tensor cores the fastest of benchmarks/results/triton_turing.json. Of scalar code, wider tiles
+# or blocks of 64 columns spill 224 bytes to 10 KB a thread on either card.
+_SCALAR = (Tile(16, 64, 32, 4, 4), Tile(64, 64, 32, 8, 2))
+TABLE: Mapping[Lowering, tuple[Tile, ...]] = {
+    "sm75 tensor cores": (
+        Tile(16, 32, 256, 4, 8),
+        Tile(64, 32, 64, 2, 8),
+        Tile(128, 64, 64, 4, 2),
     ),
     "sm75": _SCALAR,
     "sm70": _SCALAR,
 }
-_launches = _SCALAR
+"""By way of compiling, in the order of their rows; the last serves all larger products, too."""
+
+_tiles: tuple[Tile, ...] = _SCALAR
+
+
+def tile_for(rows: int, tiles: Sequence[Tile]) -> Tile:
+    """The smallest that holds so many rows, or the last."""
+    return next((tile for tile in tiles if rows <= tile.rows), tiles[-1])
 
 
 def use(lowering: Lowering) -> None:
@@ -80,8 +75,8 @@ def use(lowering: Lowering) -> None:
     Args:
         lowering: how the card's matrix products are compiled.
     """
-    global _launches
-    _launches = TABLE[lowering]
+    global _tiles
+    _tiles = TABLE[lowering]
     if getattr(torch.ops.vllm, "batch_invariant_linear", None) is None:
         direct_register_custom_op(
             op_name="batch_invariant_linear",
@@ -113,37 +108,47 @@ def batch_invariant_linear(
     rows = x.reshape(-1, x.shape[-1])
     out = x.new_empty(rows.shape[0], weight.shape[0])
     if out.numel() > 0:
-        tile = _launches.tile(rows.shape[0])
-        tiles = triton.cdiv(out.shape[0], tile.rows) * triton.cdiv(out.shape[1], tile.columns)
-        most = num_compute_units(x.device.index) * tile.blocks_per_multiprocessor
-        matmul_kernel_persistent[(min(tiles, most),)](
-            rows,
-            weight,
-            out,
-            bias,
-            rows.shape[0],
-            weight.shape[0],
-            rows.shape[1],
-            rows.stride(0),
-            rows.stride(1),
-            weight.stride(1),
-            weight.stride(0),
-            out.stride(0),
-            out.stride(1),
-            1 if bias is None else bias.stride(0),
-            BLOCK_SIZE_M=tile.rows,
-            BLOCK_SIZE_N=tile.columns,
-            BLOCK_SIZE_K=_launches.block_k,
-            GROUP_SIZE_M=8,
-            NUM_SMS=most,
-            A_LARGE=rows.numel() > _LARGE,
-            B_LARGE=weight.numel() > _LARGE,
-            C_LARGE=out.numel() > _LARGE,
-            HAS_BIAS=bias is not None,
-            num_warps=tile.num_warps,
-            num_stages=1,
-        )
+        launch(rows, weight, bias, out, tile_for(rows.shape[0], _tiles))
     return out.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def launch(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    out: torch.Tensor,
+    tile: Tile,
+) -> None:
+    """Launch upstream's kernel once; x and out have two dimensions."""
+    tiles = triton.cdiv(out.shape[0], tile.rows) * triton.cdiv(out.shape[1], tile.columns)
+    most = num_compute_units(x.device.index) * tile.blocks_per_multiprocessor
+    matmul_kernel_persistent[(min(tiles, most),)](
+        x,
+        weight,
+        out,
+        bias,
+        x.shape[0],
+        weight.shape[0],
+        x.shape[1],
+        x.stride(0),
+        x.stride(1),
+        weight.stride(1),
+        weight.stride(0),
+        out.stride(0),
+        out.stride(1),
+        1 if bias is None else bias.stride(0),
+        BLOCK_SIZE_M=tile.rows,
+        BLOCK_SIZE_N=tile.columns,
+        BLOCK_SIZE_K=tile.block_k,
+        GROUP_SIZE_M=8,
+        NUM_SMS=most,
+        A_LARGE=x.numel() > _LARGE,
+        B_LARGE=weight.numel() > _LARGE,
+        C_LARGE=out.numel() > _LARGE,
+        HAS_BIAS=bias is not None,
+        num_warps=tile.num_warps,
+        num_stages=1,
+    )
 
 
 def _shape_only(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
