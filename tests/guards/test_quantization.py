@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from vllm.config import get_current_vllm_config_or_none
+from vllm.config import KernelConfig, get_current_vllm_config_or_none
 from vllm.distributed import parallel_state
 from vllm.model_executor.kernels.linear import MPLinearLayerConfig, choose_mp_linear_kernel
 from vllm.model_executor.layers.fused_moe.experts.triton_moe import TritonExperts
@@ -144,6 +144,15 @@ def test_int8_experts_are_upstreams_choice_of_backend() -> None:
     for capability, taken in (((7, 5), True), ((7, 0), False)):
         with quantization.as_cuda_card(capability):
             assert TritonExperts._supports_quant_scheme(*key) is taken
+
+
+def test_int8_linear_layers_reach_triton_on_a_turing_card_by_request_alone() -> None:
+    """What preflight launches of INT8 follows from this and from the experts' backend."""
+    asked, wish = named("INT8 (W8A8)"), KernelConfig(linear_backend="triton")
+    assert support(asked, (7, 5)) == Support(True, "CutlassInt8ScaledMM")
+    assert support(asked, (7, 5), "linear", wish) == Support(True, "TritonInt8ScaledMM")
+    for kernels in (None, wish):
+        assert support(asked, (7, 0), "linear", kernels) == Support(False, "needs 7.5")
 
 
 def test_turing_takes_mxfp4_in_experts_of_compressed_tensors_only() -> None:

@@ -81,6 +81,48 @@ def test_a_kernel_over_the_limit_is_found_with_both_numbers(tmp_path: Path) -> N
     assert table.unlaunchable == (too_large,)
 
 
+INT8_PRODUCT = [str(Path(__file__).with_name("int8_product.py"))]
+
+
+@pytest.mark.parametrize("capability", [TURING, VOLTA], ids=["sm75", "sm70"])
+def test_an_int8_product_does_not_compile_without_tensor_cores_and_the_rest_goes_on(
+    capability: tuple[int, int], tmp_path: Path
+) -> None:
+    """Where it does, it is no longer to be left out of these tables."""
+    asked = request(capability, Lowering.TRITON, tmp_path)
+    (table,) = run_program(INT8_PRODUCT, asked, tmp_path).tables
+    *failed, afterwards = table.findings
+    assert len(failed) == 4
+    for finding in failed:
+        assert finding.launch.startswith("quantized, linear, INT8, ")
+        assert (finding.kernel, finding.configuration) == ("scaled_mm_kernel", "4 warps")
+        assert finding.failure == "PassManager::run failed"
+    assert (afterwards.launch, afterwards.failure) == ("afterwards", None)
+    assert table.unlaunchable == tuple(failed)
+
+
+def test_an_int8_product_goes_to_turings_tensor_cores(tmp_path: Path) -> None:
+    asked = request(TURING, Lowering.TENSOR_CORES, tmp_path)
+    (table,) = run_program(INT8_PRODUCT, asked, tmp_path).tables
+    *products, _ = table.findings
+    assert all(f.tensor_core_instructions and not f.fma_instructions for f in products)
+    assert table.unlaunchable == ()
+
+
+def test_an_error_of_a_launch_is_no_finding(tmp_path: Path) -> None:
+    program = (
+        "import sys\n"
+        "from vllm.pre_ampere.preflight import compile_for_card, launches\n"
+        "def wrong(shapes):\n"
+        "    raise RuntimeError('sizes differ')\n"
+        "launches.launches = lambda shapes, tensor_cores: {'wrong': wrong}\n"
+        "compile_for_card.main(*sys.argv[1:])\n"
+    )
+    with pytest.raises(subprocess.CalledProcessError) as ended:
+        run_program(["-c", program], request(TURING, Lowering.TRITON, tmp_path), tmp_path)
+    assert ended.value.stderr.splitlines()[-1] == "RuntimeError: sizes differ"
+
+
 def recorded_tables(complete: bool) -> list[Table]:
     return [table for table in run.recorded().tables if table.complete is complete]
 
@@ -131,6 +173,15 @@ def test_the_launches_are_those_of_every_part_of_a_step() -> None:
         for part in ("LoRA", "quantized"):
             has_experts = any(name.startswith(f"{part}, experts, ") for name in names)
             assert has_experts is bool(experts), (table.title, part)
+
+
+def test_int8_products_are_launched_where_they_compile() -> None:
+    for table in recorded_tables(complete=False):
+        launched = {f.launch for f in table.findings if ", INT8, " in f.launch}
+        kinds = {name.split(",")[1].strip() for name in launched}
+        experts = {"experts"} if "Qwen3-Next" in table.model else set()
+        tensor_cores = table.lowering is Lowering.TENSOR_CORES
+        assert kinds == ({"linear"} | experts if tensor_cores else set()), table.title
 
 
 def test_one_process_for_each_card_and_lowering(tmp_path: Path) -> None:

@@ -145,6 +145,13 @@ def test_the_command_ends_1_and_names_both_numbers_over_the_limit(
     tables = json.loads(written.read_text())["tables"]
     assert tables[0]["findings"][0]["shared_memory"] == 86016
 
+    failed = Results(tables=(with_finding(failure="PassManager::run failed"),))
+    monkeypatch.setattr(run, "preflight", lambda plan, on_start: failed)
+    answer = CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
+    assert answer.exit_code == 1
+    said = "chunk_fwd_kernel_o of GDN chunked prefill does not compile: PassManager::run failed"
+    assert said in answer.output
+
     monkeypatch.setattr(run, "preflight", lambda plan, on_start: Results(tables=(TABLE,)))
     assert CliRunner().invoke(app, arguments).exit_code == 0
 

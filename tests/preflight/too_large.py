@@ -31,7 +31,7 @@ def launch(shapes: ModelShapes) -> None:
 
 
 def main(request_path: str, tables_path: str) -> None:
-    launches.launches = lambda shapes: {"permutation": launch}
+    launches.launches = lambda shapes, tensor_cores: {"permutation": launch}
     compile_for_card.main(request_path, tables_path)
 
 

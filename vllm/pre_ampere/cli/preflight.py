@@ -131,7 +131,7 @@ def _changes(results: "Results") -> list[str]:
 
 def _complaint(finding: "Finding") -> str:
     if finding.failure is not None:
-        return f"{finding.launch} fails: {finding.failure}"
+        return f"{finding.kernel} of {finding.launch} does not compile: {finding.failure}"
     return (
         f"{finding.kernel} ({finding.configuration}) of {finding.launch} needs "
         f"{finding.shared_memory} B of shared memory a block; the card has "

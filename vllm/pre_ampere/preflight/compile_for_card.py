@@ -57,10 +57,11 @@ def compile_tables(request: Request) -> Results:
     from vllm.pre_ampere.preflight import inspection
     from vllm.pre_ampere.preflight.launches import AUTOTUNED, launches
 
-    planned = {shapes: launches(shapes) for shapes in request.models}
+    tensor_cores = request.lowering is Lowering.TENSOR_CORES
+    planned = {shapes: launches(shapes, tensor_cores) for shapes in request.models}
     card.see_cuda()
-    lowering = triton_set_up.choose_lowering(device, request.lowering is Lowering.TENSOR_CORES)
-    if request.lowering is Lowering.TENSOR_CORES and lowering != "sm75 tensor cores":
+    lowering = triton_set_up.choose_lowering(device, tensor_cores)
+    if tensor_cores and lowering != "sm75 tensor cores":
         raise RuntimeError(f"Triton {triton.__version__} has no tensor-core lowering here")
     tuners = card.kernels(triton.runtime.autotuner.Autotuner)
     tuned = {t.base_fn.__name__: frozenset(t.configs[0].kwargs) for t in tuners}
@@ -83,8 +84,14 @@ def compile_tables(request: Request) -> Results:
             except triton.runtime.errors.OutOfResources as refused:
                 # Its finding is there already, over the limit: it is compiled before it is refused.
                 logger.info("%s of %s: %s", name, shapes.label, refused)
-            except (triton.CompilationError, triton.runtime.errors.PTXASError) as error:
-                observer.failed(name, str(error).splitlines()[-1])
+            except (
+                triton.CompilationError,
+                triton.runtime.errors.PTXASError,
+                RuntimeError,  # A pass of the compiler's that fails; it has no class of its own.
+            ) as error:
+                if not observer.is_compiling:
+                    raise
+                observer.failed(str(error).splitlines()[-1])
         tables.append(
             Table(
                 model=shapes.label,

@@ -25,7 +25,7 @@ _RESOURCES = re.compile(r"REG:(\d+) STACK:(\d+)")
 class CompilationObserver:
     """Collects a finding for every kernel that is compiled while a launch is made.
 
-    It is Triton's compilation listener; `watch` installs it.
+    It is Triton's compilation listener, and hears of each kernel before, too; `watch` installs it.
     """
 
     def __init__(self, device: Device, tuned: Mapping[str, frozenset[str]]) -> None:
@@ -33,22 +33,35 @@ class CompilationObserver:
         self._device = device
         self._tuned = tuned
         self._launch = ""
+        self._compiling: tuple[str, str] | None = None
         self._findings: list[Finding] = []
         self._seen: Counter[tuple[str, str, str]] = Counter()
 
     def watch(self, launch: str) -> None:
         """Note what is compiled from now on under the name of this launch."""
         self._launch = launch
+        self._compiling = None
         knobs.compilation.listener = self
+        knobs.runtime.jit_cache_hook = self._begin
 
     @property
     def findings(self) -> tuple[Finding, ...]:
         """All findings so far, in the order of compilation."""
         return tuple(self._findings)
 
-    def failed(self, kernel: str, reason: str) -> None:
-        """Note that the launch that is watched could not be made."""
-        self._add(kernel, "", failure=reason)
+    @property
+    def is_compiling(self) -> bool:
+        """Whether a kernel's compilation has begun and has not ended."""
+        return self._compiling is not None
+
+    def failed(self, reason: str) -> None:
+        """Note that the kernel whose compilation has begun does not compile."""
+        assert self._compiling is not None, "no compilation has begun"
+        self._add(*self._compiling, failure=reason)
+
+    def _begin(self, *, fn: Any, **more: Any) -> None:
+        """Note whose compilation begins; Triton's interface, in which None has it go on."""
+        self._compiling = fn.jit_function.__name__, _warps(more["compile"]["num_warps"])
 
     def __call__(  # Triton's interface.
         self,
@@ -59,6 +72,7 @@ class CompilationObserver:
         times: Any,
         cache_hit: bool,
     ) -> None:
+        self._compiling = None
         files = {Path(name).suffix: Path(path) for name, path in metadata_group.items()}
         registers, stack = _resources(files[".cubin"])
         ttir, ptx = files[".ttir"].read_text(), files[".ptx"].read_text()
@@ -102,8 +116,7 @@ class CompilationObserver:
         )
 
     def _configuration(self, src: Any, metadata: dict[str, Any]) -> str:
-        warps = metadata["num_warps"]
-        parts = [f"{warps} warp{'s' if warps > 1 else ''}"]
+        parts = [_warps(metadata["num_warps"])]
         tuned = self._tuned.get(src.fn.__name__, frozenset())
         values = {src.fn.arg_names[path[0]]: value for path, value in src.constants.items()}
         parts += [f"{name}={values[name]}" for name in sorted(tuned)]
@@ -119,6 +132,10 @@ def drop_pipeline_depths(tuner: Autotuner) -> None:
     for config in tuner.configs:
         kept.setdefault((tuple(sorted(config.kwargs.items())), config.num_warps), config)
     tuner.configs = list(kept.values())
+
+
+def _warps(number: int) -> str:
+    return f"{number} warp{'s' if number > 1 else ''}"
 
 
 def _resources(cubin: Path) -> tuple[int, int]:

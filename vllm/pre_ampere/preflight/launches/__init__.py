@@ -14,8 +14,13 @@ from vllm.pre_ampere.preflight.model import ModelShapes
 __all__ = ["AUTOTUNED", "launches"]
 
 
-def launches(shapes: ModelShapes) -> dict[str, Launch]:
-    """All launches of the model, in the order of a step."""
+def launches(shapes: ModelShapes, tensor_cores: bool) -> dict[str, Launch]:
+    """All launches of the model, in the order of a step; quantised layers come last.
+
+    Args:
+        shapes: of the model.
+        tensor_cores: whether matrix products go to tensor cores; those of int8 compile only there.
+    """
     from vllm.pre_ampere.preflight.launches import attention, gdn, lora, quantized, sampling, step
 
     found = {**step.LAUNCHES, **gdn.LAUNCHES, **attention.LAUNCHES, **sampling.LAUNCHES}
@@ -24,4 +29,7 @@ def launches(shapes: ModelShapes) -> dict[str, Launch]:
         from vllm.pre_ampere.preflight.launches import experts
 
         found |= {**experts.LAUNCHES, **lora.EXPERT_LAUNCHES, **quantized.EXPERT_LAUNCHES}
+    if tensor_cores:
+        found |= quantized.INT8_LAUNCHES
+        found |= quantized.INT8_EXPERT_LAUNCHES if shapes.num_experts else {}
     return found

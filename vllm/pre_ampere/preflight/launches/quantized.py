@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Launches of upstream's Triton kernels for weights of 4 and 8 bits, which multiply in fp16 (vLLM
-0.32). Most formats of docs/quantization.md never reach one: Marlin and Exllama are machine code.
+"""Launches of upstream's Triton kernels for weights of 4 and 8 bits (vLLM 0.32), which multiply in
+fp16, or in int8 where the activations are. Most formats of docs/quantization.md never reach one:
+Marlin, Exllama and CUTLASS are machine code.
 
 What reaches them, by upstream's own rules:
 
@@ -15,9 +16,11 @@ What reaches them, by upstream's own rules:
   rank's part of an expert cuts a group; with `--moe-backend triton`, compressed-tensors too.
 - Embedding, both: compressed-tensors with a quantised embedding.
 
-Groups are of 128, or of what a rank's part of an expert leaves of them. Experts with INT8 weights
-and INT8 activations, which reach Triton on Turing, are not launched: they compile on its tensor cores
-alone, and below sm80 Triton's own lowering ends at an int8 product, not in a compilation error.
+- INT8 activations, Turing: compressed-tensors INT8 (W8A8), experts always and linear layers with
+  `--linear-backend triton`. Volta is refused both.
+
+Groups are of 128, or of what a rank's part of an expert leaves of them. Products of int8 are launched
+where they go to the tensor cores; below sm80 Triton's own lowering has none and does not compile them.
 """
 
 import functools
@@ -36,6 +39,10 @@ from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tenso
     CompressedTensorsEmbeddingWNA16Int,
     QuantizationArgs,
 )
+from vllm.model_executor.layers.quantization.compressed_tensors.triton_scaled_mm import (
+    triton_scaled_mm,
+)
+from vllm.model_executor.layers.quantization.utils.int8_utils import per_token_quant_int8
 from vllm.scalar_type import scalar_types
 from vllm.triton_utils import tl
 
@@ -50,6 +57,10 @@ _AWQ_SPLITS = _PACKED  # Upstream's linear method passes its pack factor.
 def _words(*size: int) -> torch.Tensor:
     """Eight weights of 4 bits each."""
     return torch.empty(size, dtype=torch.int32)
+
+
+def _int8(*size: int) -> torch.Tensor:
+    return torch.empty(size, dtype=torch.int8)
 
 
 def _gdn_input(shapes: ModelShapes) -> tuple[int, int]:
@@ -145,6 +156,54 @@ def _experts(shapes: ModelShapes, tokens: int, bits: int, zero_points: bool) -> 
         )
 
 
+def _int8_linear(shapes: ModelShapes, tokens: int) -> None:
+    inputs, outputs = _gdn_input(shapes)
+    triton_scaled_mm(
+        _int8(tokens, inputs),
+        # The kernel's weight is the checkpoint's, transposed.
+        _int8(outputs, inputs).t(),
+        torch.empty(tokens, 1),
+        torch.empty(outputs, 1),
+        torch.float16,
+    )
+
+
+def _int8_experts(shapes: ModelShapes, tokens: int) -> None:
+    intermediate = shapes.moe_intermediate_size // shapes.tensor_parallel_size
+    top_k, experts, hidden = shapes.num_experts_per_tok, shapes.num_experts, shapes.hidden_size
+    config = fused_moe.try_get_optimal_moe_config(
+        (experts, 2 * intermediate, hidden), (experts, hidden, intermediate), top_k, None, tokens
+    )
+    padded = tokens * top_k + experts * (config["BLOCK_SIZE_M"] - 1)
+    for inputs, outputs, weighted in (
+        (hidden, 2 * intermediate, False),
+        (intermediate, hidden, True),
+    ):
+        rows = tokens * (top_k if weighted else 1)
+        quantised, scales = per_token_quant_int8(half(rows, inputs))
+        fused_moe.invoke_fused_moe_triton_kernel(
+            quantised,
+            _int8(experts, outputs, inputs),
+            half(tokens, top_k, outputs),
+            scales,
+            torch.empty(experts, outputs, 1),
+            torch.empty(tokens, top_k),
+            torch.zeros(padded, dtype=torch.int32),
+            torch.zeros(math.ceil(padded / config["BLOCK_SIZE_M"]), dtype=torch.int32),
+            torch.zeros(1, dtype=torch.int32),
+            mul_routed_weight=weighted,
+            top_k=1 if weighted else top_k,
+            config=config,
+            # As upstream has it for int8 activations, whatever the output is.
+            compute_type=tl.bfloat16,
+            use_fp8_w8a8=False,
+            use_int8_w8a8=True,
+            use_int8_w8a16=False,
+            use_int4_w4a16=False,
+            per_channel_quant=True,
+        )
+
+
 LAUNCHES: dict[str, Launch] = {
     "quantized, embedding": _embedding,
     **{
@@ -171,4 +230,15 @@ EXPERT_LAUNCHES: dict[str, Launch] = {
     )
     # Each is another tile, of 4 or of 8 bits.
     for tokens in (1, REQUESTS, 16, 32, 2048)
+}
+
+INT8_LAUNCHES: dict[str, Launch] = {
+    f"quantized, linear, INT8, {tokens} tokens": functools.partial(_int8_linear, tokens=tokens)
+    # Each is another tile.
+    for tokens in (REQUESTS, 48, 96, PROMPT_TOKENS)
+}
+
+INT8_EXPERT_LAUNCHES: dict[str, Launch] = {
+    f"quantized, experts, INT8, {tokens} tokens": functools.partial(_int8_experts, tokens=tokens)
+    for tokens in (1, 48, 256, 2048)
 }
