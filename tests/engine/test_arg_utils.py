@@ -165,9 +165,10 @@ def test_a_dense_checkpoint_that_volta_cannot_load_is_refused_for_one_such_rank(
 ) -> None:
     """Upstream would refuse it while it builds the model, without a way out."""
     error = mixed[2]["error"]
-    assert "quantization auto_gptq does not load on Tesla V100" in error
+    assert "quantization auto_gptq (GPTQ, 4 bits) does not load on Tesla V100" in error
     assert "Marlin does not support weight_bits = uint4b8" in error
-    assert "Use a checkpoint in one of these formats: INT4 weights (W4A16) (quark) [" in error
+    formats = "INT4 weights (W4A16) (quark); INT4 weights with zero points (W4A16) (quark)"
+    assert f"Use a checkpoint in one of these formats: {formats} [" in error
 
 
 def test_without_a_card_and_without_emulation_nothing_of_ours_is_active(
