@@ -75,6 +75,7 @@ def test_speculation_on_a_gpu_differed_by_ties_alone(card: str) -> None:
         ),
         ("verification_graphs_sm70.json", {"mixed-k3-eager", "mixed-k3-full"}),
         ("cached_prefixes_sm75.json", {"prefixes-k1", "prefixes-k3", "prefixes-k3-preempted"}),
+        ("cached_prefixes_full_graphs_sm75.json", {"prefixes-k3-full"}),
     ],
 )
 def test_every_answer_was_compared_and_differed_by_ties_alone(name: str, engines: set[str]) -> None:
@@ -84,6 +85,38 @@ def test_every_answer_was_compared_and_differed_by_ties_alone(name: str, engines
         assert engine["compared"] == engine["answers"] > 10
         assert engine["equal_but_for_ties"]
         assert all(difference["gap"] <= 4 for difference in engine["differences"])
+
+
+@pytest.mark.parametrize("card", ["sm75", "sm70"])
+def test_with_batch_invariance_speculation_changed_no_bit(card: str) -> None:
+    """Neither tokens nor the logarithms of their chances, which have five decimal places."""
+    runs = {run["name"]: run for run in read("emulated_serve.json")["runs"]}
+    without, with_drafts = (runs[f"{card}-k{k}-batch-invariant"] for k in (0, 3))
+    assert with_drafts["acceptance_length"] > 2
+    assert len(without["answers"]) == 10
+    assert all(len(answer["tokens"]) == 256 for answer in without["answers"])
+    assert with_drafts["answers"] == without["answers"]
+
+
+def test_the_tests_that_need_a_gpu_ran_and_passed() -> None:
+    passed = read("triton_turing_tests.json")["passed"]
+    assert len(passed) >= 49
+    assert all(passed.values())
+
+
+def test_the_pinned_launches_are_the_fastest_that_were_measured() -> None:
+    """Of batch-invariant products and of the attention of prompts."""
+    launches: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in read("triton_turing.json")["launch_configurations"]:
+        if row["kernel"] in ("unified_attention", "batch_invariant_linear"):
+            launches.setdefault((row["kernel"], row["shape"]), []).append(row)
+    assert len(launches) == 8
+    for (kernel, shape), rows in launches.items():
+        fastest = min(row["ms"] for row in rows)
+        # A tile for fewer rows may be measured for more rows, too.
+        pinned = min(row["ms"] for row in rows if row["pinned"])
+        assert pinned <= 1.1 * fastest, (kernel, shape)
+        assert all(row.get("same_bits_as_first", True) for row in rows)
 
 
 def test_the_all_reduce_was_tried_on_cards() -> None:

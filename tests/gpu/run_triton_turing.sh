@@ -6,7 +6,7 @@
 #
 # Needs upstream's CUDA build of vLLM with this project joined to it. Writes triton_turing.json
 # (kernels and launch configurations), triton_turing_engine.json (engines) and
-# triton_turing_tests.xml (the tests that need a GPU) into OUT. The engines' tokens are compared in
+# triton_turing_tests.json (the tests that need a GPU) into OUT. The engines' tokens are compared in
 # float64 afterwards, on any machine:
 #
 #   python3 benchmarks/triton_turing_engine.py --judge results/triton_turing_engine.json
@@ -27,7 +27,9 @@ tests=$!
 timeout 260 python3 benchmarks/triton_turing_engine.py --out "$OUT" --commit "$COMMIT" \
     --seconds 250 || status=1
 wait "$tests" || status=1
+python3 benchmarks/recorded_tests.py "$OUT/triton_turing_tests.xml" "$OUT/triton_turing.json" ||
+    status=1
 tail -n 25 "$OUT/triton_turing_tests.log"
 # Logs of processes that ended well say nothing more than the results.
-rm -rf "$OUT"/triton_turing*/cache "$OUT"/triton_turing*/*.model
+rm -rf "$OUT"/triton_turing*/cache "$OUT"/triton_turing*/*.model "$OUT"/triton_turing_tests.xml
 exit "$status"

@@ -42,7 +42,10 @@ _STEP = re.compile(r"execute_(?:\d+_)?context_(\d+)\(.*\)_generation_(\d+)\(")
 _BY_NAME = (
     (KernelClass.COPY, re.compile(r"^Mem(?:cpy|set)|CatArrayBatchedCopy")),
     (KernelClass.INDUCTOR, re.compile(r"^triton_")),
-    (KernelClass.PRODUCT, re.compile(r"gemm|gemv|nvjet|cutlass|xmma|splitk|cublas", re.IGNORECASE)),
+    (
+        KernelClass.PRODUCT,
+        re.compile(r"gemm|gemv|matmul|nvjet|cutlass|xmma|splitk|cublas", re.IGNORECASE),
+    ),
     (KernelClass.VECTORIZED, re.compile(r"\bvectorized_elementwise_kernel")),
     (KernelClass.UNROLLED, re.compile(r"\bunrolled_elementwise_kernel")),
     (KernelClass.ELEMENTWISE, re.compile(r"\belementwise_kernel")),

@@ -46,6 +46,9 @@ def choose_lowering(device: Device, tensor_cores: bool) -> "Lowering":
     if not (tensor_cores and device.is_turing and device.has_tensor_cores and turing_mma.enable()):
         return "sm75"
     upstream_patches.scale_key_products_afterwards()
+    if not environment.BATCH_INVARIANT.get():
+        # A row's sum over keys has another order in a wider block.
+        upstream_patches.widen_attention_of_prompts()
     return "sm75 tensor cores"
 
 
@@ -56,9 +59,6 @@ def set_up(device: Device) -> None:
     lowering = choose_lowering(device, tensor_cores_wanted())
     if device.is_pre_ampere and environment.BATCH_INVARIANT.get():
         upstream_patches.multiply_in_tiles_by_rows(lowering)
-    elif lowering == "sm75 tensor cores":
-        # Not beside it: a row's sum has another order in a wider block.
-        upstream_patches.widen_attention_of_prompts()
     names = [name for switch, kernels in _PINNED_BY if switch.get() for name in kernels]
     pinned = launch_configurations.pin(lowering, names) if device.is_pre_ampere else {}
     logger.info("Triton lowering: %s; pinned: %s", lowering, ", ".join(pinned) or "nothing")
