@@ -159,6 +159,23 @@ def test_what_holds_for_old_cards_is_not_said_of_a_newer_one_beside_them() -> No
     assert serving._products(awq, newer).chosen == "by upstream's choice"
 
 
+def test_what_batch_invariance_changes_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain: Any = SimpleNamespace(model_config=SimpleNamespace(quantization=None))
+    monkeypatch.setenv("VLLM_SM70_FLASH_V100_0DOT3_COMPILE_GRAPH", "1")
+    monkeypatch.delenv("VLLM_SM70_QWEN_GDN_FULL_FORWARD", raising=False)
+    monkeypatch.delenv("VLLM_BATCH_INVARIANT", raising=False)
+    assert serving._products(plain, T4).chosen == "cuBLAS, float16"
+    assert serving._wrapper(V100, speculative=False).chosen == "compiled"
+    monkeypatch.setenv("VLLM_BATCH_INVARIANT", "1")
+    products = serving._products(plain, T4)
+    assert products.chosen == "Triton, in tiles by the number of rows"
+    assert products.reason == "VLLM_BATCH_INVARIANT=1 was set"
+    assert [name for name, _ in products.passed_over] == ["cuBLAS"]
+    wrapper = serving._wrapper(V100, speculative=False)
+    assert (wrapper.chosen, "VLLM_BATCH_INVARIANT=1" in wrapper.reason) == ("eager", True)
+    assert serving._wrapper(T4, speculative=True).chosen == "compiled"
+
+
 def test_hidden_cards_are_named_as_the_reason() -> None:
     hidden = Diagnosis(Box((), 2, (), "580", False), "3.12.3", (TORCH, VLLM))
     assert "CUDA_VISIBLE_DEVICES shows no card" in str(hidden.first_change)

@@ -79,7 +79,12 @@ CLAIMS: tuple[Claim, ...] = (
         "tests/engine/test_speculation_is_lossless.py",
     ),
     Claim(
-        "On a GPU, speculation changes a token only where float64 cannot tell two candidates apart",
+        "With VLLM_BATCH_INVARIANT=1, speculation changes no bit of a log probability on a GPU",
+        Level.NEWER_GPU,
+        "benchmarks/results/emulated_serve.json",
+    ),
+    Claim(
+        "Without that, speculation on a GPU changes a token only where float64 cannot tell candidates apart",
         Level.NEWER_GPU,
         "benchmarks/results/emulated_serve.json",
     ),
@@ -87,6 +92,11 @@ CLAIMS: tuple[Claim, ...] = (
         "Prefix caching with MTP changes a token only at a rounding tie",
         Level.NEWER_GPU,
         "benchmarks/results/cached_prefixes_sm75.json",
+    ),
+    Claim(
+        "Prefix caching with MTP in full CUDA graphs changes a token only at a rounding tie",
+        Level.NEWER_GPU,
+        "benchmarks/results/cached_prefixes_full_graphs_sm75.json",
     ),
     Claim(
         "Full CUDA graphs of verification answer as eager steps do, but for rounding ties",

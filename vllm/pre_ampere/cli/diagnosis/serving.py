@@ -274,6 +274,8 @@ def _wrapper(device: Device, speculative: bool) -> Choice:
     forced = environment.QWEN_GDN_FULL_FORWARD.get()
     if forced is not None:
         reason = f"{environment.QWEN_GDN_FULL_FORWARD.name}={int(forced)} was set"
+    elif gate.armed and not speculative:
+        reason = f"as with speculation, for {environment.BATCH_INVARIANT.name}=1 was set"
     elif gate.armed:
         reason = "Volta needs eager order with speculation"
     else:
@@ -285,6 +287,13 @@ def _products(config: "VllmConfig", device: Device) -> Choice:
     subject = "matrix products"
     method = config.model_config.quantization
     if method is None:
+        if environment.BATCH_INVARIANT.get() and device.is_pre_ampere:
+            return Choice(
+                subject,
+                "Triton, in tiles by the number of rows",
+                f"{environment.BATCH_INVARIANT.name}=1 was set",
+                (("cuBLAS", "sums in an order that depends on the number of rows"),),
+            )
         if device.is_turing and not device.has_tensor_cores:
             return Choice(
                 subject, "cuBLAS, float32", "several float16 rows are slow without tensor cores"
