@@ -70,8 +70,12 @@ def test_without_speculation_or_without_the_policy_nothing_is_armed(
     assert full_forward_gate(VOLTA, speculative=True) == FullForwardGate(True, False, False)
 
 
-@pytest.mark.parametrize("speculative", [True, False])
-@pytest.mark.parametrize(("device", "armed"), [(VOLTA, True), (TURING, False), (AMPERE, False)])
+@pytest.mark.parametrize("speculative", [True, False], ids=["k3", "k0"])
+@pytest.mark.parametrize(
+    ("device", "armed"),
+    [(VOLTA, True), (TURING, False), (AMPERE, False)],
+    ids=["volta", "turing", "ampere"],
+)
 def test_with_batch_invariance_speculation_changes_no_rounding(
     policy: pytest.MonkeyPatch, device: Device, armed: bool, speculative: bool
 ) -> None:

@@ -41,15 +41,13 @@ def full_forward_gate(device: Device, speculative: bool) -> FullForwardGate:
         device: the current device of the rank, never device 0 for all of them.
         speculative: speculation is active.
     """
-    auto = bool(environment.COMPILE_GRAPH.get()) and speculative
+    policy = bool(environment.COMPILE_GRAPH.get())
+    auto = policy and speculative
+    # Eager operations round otherwise than compiled ones: where speculation is to change no bit, a layer
+    # runs eagerly without it, too.
+    eager = policy and (speculative or bool(environment.BATCH_INVARIANT.get()))
     forced = environment.QWEN_GDN_FULL_FORWARD.get()
-    if forced is not None:
-        armed = forced
-    else:
-        # Eager operations round otherwise than the compiled ones: with batch invariance a layer runs
-        # eagerly without speculation, too.
-        invariant = bool(environment.COMPILE_GRAPH.get() and environment.BATCH_INVARIANT.get())
-        armed = device.is_volta and (auto or invariant)
+    armed = (eager and device.is_volta) if forced is None else forced
     return FullForwardGate(volta=device.is_volta, auto=auto, armed=armed)
 
 
