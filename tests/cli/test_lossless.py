@@ -37,6 +37,7 @@ def test_equal_answers_have_no_difference() -> None:
     assert row.equal
     assert row.acceptance_length == 2.5
     assert row.gap_in_steps is None
+    assert not row.is_tie
 
 
 @pytest.mark.parametrize(
@@ -51,6 +52,7 @@ def test_a_difference_is_measured_in_steps(
     (row,) = compare(plain, Result("a card", (answer(1, 7, 3),)))
     assert not row.equal
     assert row.gap_in_steps == steps
+    assert row.is_tie is (kind == "rounding tie")
     assert f"({kind})" in lossless._verdict(row)
     assert "differs[/] at token 1: 2 against 7" in lossless._verdict(row)
 

@@ -92,6 +92,18 @@ def test_other_launches_stay_as_they_are(
     assert "num_warps" not in kernel.arguments
 
 
+@given(
+    sequences=st.integers(1, 64),
+    drafts=st.integers(0, 15),
+    heads=st.sampled_from([1, 2, 4, 6, 8, 16]),
+)
+def test_verification_is_never_taken_for_a_prompt(sequences: int, drafts: int, heads: int) -> None:
+    """Its few rows would have half as many blocks to themselves."""
+    kernel = launch(sequences * (1 + drafts), sequences, heads)
+    assert kernel.arguments["BLOCK_M"] == 16
+    assert "num_warps" not in kernel.arguments
+
+
 def test_upstreams_launcher_passes_what_is_asked_for() -> None:
     from vllm.v1.attention.ops import triton_unified_attention
 

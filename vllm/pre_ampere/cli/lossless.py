@@ -19,6 +19,7 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from vllm.pre_ampere import environment
 from vllm.pre_ampere.cli import UserError, output_file
 from vllm.pre_ampere.cli.checkpoint import read_checkpoint
 from vllm.pre_ampere.cli.generation import Answer, Difference, Job, Result, generate
@@ -57,6 +58,12 @@ class Row:
             return None
         first, second = self.difference.logits
         return abs(first - second) / float16_step(max(abs(first), abs(second)))
+
+    @property
+    def is_tie(self) -> bool:
+        """Whether the two candidates are as close as rounding; False where the answers are equal."""
+        steps = self.gap_in_steps
+        return steps is not None and steps <= _TIE_STEPS
 
 
 def float16_step(value: float) -> float:
@@ -165,6 +172,11 @@ def command(
             f"Left out, being too long for the model's context with {tokens} tokens more: "
             f"{', '.join(map(str, plain.left_out))}"
         )
+    if any(row.is_tie for row in rows) and not environment.BATCH_INVARIANT.get():
+        console.print(
+            "A rounding tie comes of sums in another order; with "
+            f"{environment.BATCH_INVARIANT.name}=1 a GPU sums in one order, and there should be none."
+        )
     if json_file is not None:
         data = _as_json(checkpoint.name, k, bool(batch), rows, plain)
         json_file.write_text(json.dumps(data, indent=2) + "\n")
@@ -177,7 +189,7 @@ def require_device() -> None:
     Raises:
         UserError: there is no GPU, and none is emulated.
     """
-    from vllm.pre_ampere import devices, environment
+    from vllm.pre_ampere import devices
 
     if not environment.EMULATE.is_set() and not devices.nvml_devices():
         raise UserError(
@@ -248,7 +260,7 @@ def _verdict(row: Row) -> str:
     first, second = row.difference.logits
     steps = row.gap_in_steps
     assert steps is not None
-    kind = "rounding tie" if steps <= _TIE_STEPS else "no tie"
+    kind = "rounding tie" if row.is_tie else "no tie"
     return (
         f"[red]differs[/] at token {place}: {mine} against {other}, logits {first:.4f} and "
         f"{second:.4f}, {steps:.1f} float16 steps apart ({kind})"

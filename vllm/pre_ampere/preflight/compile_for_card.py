@@ -52,7 +52,7 @@ def compile_tables(request: Request) -> Results:
     # After `pose_as`: these import Triton's users.
     import triton
 
-    from vllm.pre_ampere.kernels.triton import launch_configurations
+    from vllm.pre_ampere.kernels.triton import batch_invariant_linear, launch_configurations
     from vllm.pre_ampere.platform import triton_set_up
     from vllm.pre_ampere.preflight import inspection
     from vllm.pre_ampere.preflight.launches import AUTOTUNED, launches
@@ -63,6 +63,7 @@ def compile_tables(request: Request) -> Results:
     lowering = triton_set_up.choose_lowering(device, tensor_cores)
     if tensor_cores and lowering != "sm75 tensor cores":
         raise RuntimeError(f"Triton {triton.__version__} has no tensor-core lowering here")
+    batch_invariant_linear.use(lowering)
     tuners = card.kernels(triton.runtime.autotuner.Autotuner)
     tuned = {t.base_fn.__name__: frozenset(t.configs[0].kwargs) for t in tuners}
     if not request.complete:

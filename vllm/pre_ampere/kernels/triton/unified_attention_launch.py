@@ -4,7 +4,7 @@
 `unified_attention` (vllm/v1/attention/ops/triton_unified_attention.py, 0.32.0) gives a block 16 rows
 of queries times heads, so with 4 query heads on a key head every 4 tokens of a prompt read all keys
 and values before them once more. It has a wider launch for heads of 256, but for capability 10.0
-alone. Here a block gets 32 rows where the sequences of a step are long enough to fill them.
+alone. Here a block gets 32 rows in steps whose sequences are long: those of prompts, not of drafts.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,6 +15,9 @@ HEAD_DIM = 256
 """The head dimension that was measured; others keep upstream's launch."""
 
 FLOAT16_BYTES = 2
+PROMPT_BLOCKS = 16
+"""Blocks that a sequence of a step fills on average, from which on the step is taken for prompts. A
+request's 15 drafts and the token before them fill 8, with 16 query heads on a key head."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class WideAttention:
 
     Args:
         kernel: upstream's.
-        launch: for steps whose sequences have, on average, as many tokens as a block.
+        launch: for steps of prompts.
     """
 
     def __init__(self, kernel: Any, launch: AttentionLaunch = PROMPTS) -> None:
@@ -65,7 +68,8 @@ class WideAttention:
             or arguments["HEAD_SIZE_PADDED"] != HEAD_DIM
             or arguments["query_ptr"].element_size() != FLOAT16_BYTES
             or arguments["BLOCK_M"] > self.launch.rows
-            or arguments["query_ptr"].shape[0] < tokens_a_block * arguments["num_seqs"]
+            or arguments["query_ptr"].shape[0]
+            < PROMPT_BLOCKS * tokens_a_block * arguments["num_seqs"]
         ):
             return {}
         return {

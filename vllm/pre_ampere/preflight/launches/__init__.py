@@ -21,10 +21,18 @@ def launches(shapes: ModelShapes, tensor_cores: bool) -> dict[str, Launch]:
         shapes: of the model.
         tensor_cores: whether matrix products go to tensor cores; those of int8 compile only there.
     """
-    from vllm.pre_ampere.preflight.launches import attention, gdn, lora, quantized, sampling, step
+    from vllm.pre_ampere.preflight.launches import (
+        attention,
+        gdn,
+        linear,
+        lora,
+        quantized,
+        sampling,
+        step,
+    )
 
     found = {**step.LAUNCHES, **gdn.LAUNCHES, **attention.LAUNCHES, **sampling.LAUNCHES}
-    found |= {**lora.LAUNCHES, **quantized.LAUNCHES}
+    found |= {**linear.LAUNCHES, **lora.LAUNCHES, **quantized.LAUNCHES}
     if shapes.num_experts:
         from vllm.pre_ampere.preflight.launches import experts
 
