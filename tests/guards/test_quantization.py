@@ -20,10 +20,14 @@ from vllm.platforms import current_platform
 from vllm.platforms.interface import PlatformEnum
 from vllm.scalar_type import scalar_types
 
+from vllm.pre_ampere.devices import Device
 from vllm.pre_ampere.guards import quantization
 from vllm.pre_ampere.guards.quantization import LAYERS, Support, support
 from vllm.pre_ampere.guards.quantized_formats import FORMATS, Format
+from vllm.pre_ampere.guards.quantized_refusals import refuse_unsupported
 
+T4 = Device(0, "Tesla T4", (7, 5))
+V100 = Device(1, "Tesla V100", (7, 0))
 DOCUMENT = Path(__file__).parents[2] / "docs" / "quantization.md"
 
 
@@ -169,20 +173,23 @@ def test_the_refusal_names_the_capabilities_and_the_formats_that_load() -> None:
     with pytest.raises(
         ValueError, match=r"modelopt needs capability 8\.0; Tesla T4 has 7\.5"
     ) as info:
-        quantization.refuse_unsupported("modelopt", (7, 5), "Tesla T4")
+        refuse_unsupported("modelopt", T4)
     linear = [each for each in FORMATS if support(each, (7, 5)).loads]
     for each in linear:
-        assert f"{each.name} ({each.method})" in str(info.value)
+        both = support(each, (7, 5), "experts").loads
+        where = "" if both else ", nothing but linear layers quantised"
+        assert f"{each.name} ({each.method}{where})" in str(info.value)
+    assert "AutoRound, FP8 in blocks (inc, nothing but linear layers quantised)" in str(info.value)
     experts = "MXFP4 (compressed-tensors, nothing but experts quantised)"
     assert experts in str(info.value)
     assert str(info.value).count(";") == len(linear) + 1
     with pytest.raises(ValueError, match=r"awq needs capability 7\.5; Tesla V100 has 7\.0"):
-        quantization.refuse_unsupported("awq", (7, 0), "Tesla V100")
+        refuse_unsupported("awq", V100)
 
 
 def test_the_refusal_on_volta_says_which_formats_load_with_nothing_but_experts_quantised() -> None:
     with pytest.raises(ValueError, match=r"needs capability 7\.5") as info:
-        quantization.refuse_unsupported("awq", (7, 0), "Tesla V100")
+        refuse_unsupported("awq", V100)
     assert str(info.value).endswith(
         "Use a checkpoint in one of these formats: "
         "GPTQ, 4 bits (gptq, nothing but experts quantised); "
@@ -205,8 +212,8 @@ def test_a_mistake_in_a_configuration_is_no_answer() -> None:
 
 def test_what_may_load_is_not_refused() -> None:
     """Whether a checkpoint quantises more than its experts does not show in the method's name."""
-    quantization.refuse_unsupported("gptq", (7, 0), "Tesla V100")
-    quantization.refuse_unsupported("awq", (7, 5), "Tesla T4")
+    refuse_unsupported("gptq", V100)
+    refuse_unsupported("awq", T4)
 
 
 def test_the_platform_is_itself_again_after_the_question() -> None:

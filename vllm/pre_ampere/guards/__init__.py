@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from vllm.logger import init_logger
 
 from vllm.pre_ampere.devices import Device
-from vllm.pre_ampere.guards import all_reduce, configuration, quantization
+from vllm.pre_ampere.guards import all_reduce, configuration, quantized_refusals
 from vllm.pre_ampere.guards.action import Action
 
 if TYPE_CHECKING:
@@ -32,9 +32,9 @@ def check(vllm_config: "VllmConfig", devices: Sequence[Device]) -> tuple[Action,
         devices: the cards that take part.
 
     Raises:
-        ValueError: the checkpoint's quantised layers load on no card of the oldest kind.
+        ValueError: the checkpoint's quantised layers do not load on one of the cards.
     """
-    quantization.refuse_layers(vllm_config, devices)
+    quantized_refusals.refuse_layers(vllm_config, devices)
     actions = (
         configuration.fail_requests_with_nan_logits(vllm_config),
         configuration.choose_reductions_by_rule(vllm_config),

@@ -6,12 +6,16 @@ Nothing is decided here: each format has the quantisation part of a checkpoint's
 builds a model. So every step of upstream's that can refuse is asked: the method's capability, its
 choice of a class for the layer, that class's constructor, the choice of a kernel, and the creation
 of the weights. docs/quantization.md is generated from the answers.
+
+One kind of kernel is one that upstream makes and these cards may not have: Triton compiles products
+of int8 for them only with this project's lowering onto Turing's tensor cores. `answer`, for a card,
+takes that into account; the table, for a capability, has the lowering on.
 """
 
 import logging
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +25,7 @@ from unittest import mock
 
 import torch
 
+from vllm.pre_ampere import environment
 from vllm.pre_ampere.devices import PRE_AMPERE, Capability, Device
 from vllm.pre_ampere.guards.quantized_formats import (
     EXPERTS_PREFIX,
@@ -42,20 +47,22 @@ LAYERS: tuple[Layer, ...] = ("linear", "experts")
 
 @dataclass(frozen=True)
 class Support:
-    """Whether upstream makes a layer of a format on a capability.
+    """Whether upstream makes a layer of a format on a capability, and Triton its kernel.
 
     Attributes:
-        loads: it does.
+        loads: both do.
         how: the kernel that multiplies, or why there is none, as upstream says it.
+        compiles: upstream's kernel compiles; where it does not, upstream makes the layer all the same.
     """
 
     loads: bool
     how: str
+    compiles: bool = True
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What upstream makes of a checkpoint's layers on a capability.
+    """What upstream makes of a checkpoint's layers on a card.
 
     Attributes:
         row: the row of the table that the checkpoint is of; None where it is of none.
@@ -75,20 +82,47 @@ class Answer:
         return "; ".join(f"{layer}: {support.how}" for layer, support in self.layers.items())
 
 
-def answer(vllm_config: "VllmConfig", capability: Capability, *, as_asked: bool = True) -> Answer:
+def answer(
+    vllm_config: "VllmConfig",
+    device: Device,
+    *,
+    as_asked: bool = True,
+    lowering: bool | None = None,
+) -> Answer:
     """Ask upstream about the checkpoint of a configuration.
 
     Args:
         vllm_config: with what upstream has read from the checkpoint's configuration.
-        capability: of the card.
+        device: a pre-Ampere card.
         as_asked: with the kernels that the user chose; else with upstream's own choice.
+        lowering: whether Triton's products go to Turing's tensor cores where the card has them; None
+            for what the environment says.
     """
     row = row_of(vllm_config.quant_config)
     if row is None:
         return Answer(None, {})
     layers = LAYERS if vllm_config.model_config.get_num_experts() else LAYERS[:1]
     kernels = vllm_config.kernel_config if as_asked else None
-    return Answer(row, {layer: support(row, capability, layer, kernels) for layer in layers})
+    without_int8 = why_no_int8(device, lowering)
+    return Answer(
+        row,
+        {
+            layer: support(row, device.capability, layer, kernels, without_int8=without_int8)
+            for layer in layers
+        },
+    )
+
+
+def why_no_int8(device: Device, lowering: bool | None = None) -> str | None:
+    """Why Triton compiles no product of int8 for a pre-Ampere card; None where it does.
+
+    Arguments as those of `answer`.
+    """
+    if not (device.is_turing and device.has_tensor_cores):
+        return "the card has none"
+    if lowering is None:
+        lowering = environment.TURING_MMA.get() is not False
+    return None if lowering else f"{environment.TURING_MMA.name}=0 keeps products off them"
 
 
 def support(
@@ -96,6 +130,8 @@ def support(
     capability: Capability,
     layer: Layer = "linear",
     kernels: "KernelConfig | None" = None,
+    *,
+    without_int8: str | None = None,
 ) -> Support:
     """Ask upstream whether it makes a layer of a format on a card, and which kernel multiplies.
 
@@ -107,6 +143,7 @@ def support(
         capability: of the card.
         layer: its kind.
         kernels: the user's choice of them; upstream's own where None.
+        without_int8: why Triton compiles no product of int8 for the card; None where it does.
 
     Raises:
         ValueError: the format's configuration is not one that upstream reads.
@@ -128,7 +165,11 @@ def support(
         except (ValueError, RuntimeError) as error:
             # Upstream's refusals; a NotImplementedError is a RuntimeError, too.
             return Support(False, _reason(error))
-        return _multiplied(made, capability)
+        found = _multiplied(made, capability)
+        if found.loads and without_int8 is not None and _multiplies_int8_in_triton(made):
+            reason = "multiplies int8, which compiles for Turing's tensor cores only, and"
+            return Support(False, f"{found.how} {reason} {without_int8}", compiles=False)
+        return found
 
 
 def _linear(quantization: Any) -> torch.nn.Module:
@@ -213,68 +254,23 @@ def _multiplied(layer: torch.nn.Module, capability: Capability) -> Support:
     return Support(False, f"not refused, but {name} needs {needed // 10}.{needed % 10}")
 
 
+def _multiplies_int8_in_triton(layer: Any) -> bool:
+    """Whether upstream's kernel of a layer is one of Triton's for int8 weights and activations."""
+    from vllm.model_executor.kernels.linear import TritonInt8ScaledMMLinearKernel
+    from vllm.model_executor.layers.fused_moe.oracle.int8 import Int8MoeBackend
+
+    if getattr(layer.quant_method, "int8_backend", None) is Int8MoeBackend.TRITON:
+        return True
+    held = vars(getattr(layer, "scheme", None) or layer.quant_method).values()
+    return any(isinstance(each, TritonInt8ScaledMMLinearKernel) for each in held)
+
+
 def _reason(error: Exception) -> str:
     """Upstream's refusal in short: the capability that it wants, or its first sentence."""
     needed = re.search(r"Min capability: (\d+)", str(error))
     if needed is not None:
         return f"needs {int(needed[1]) // 10}.{int(needed[1]) % 10}"
     return re.split(r"\n|\. | \(", str(error), maxsplit=1)[0].rstrip(".")
-
-
-def refuse_layers(vllm_config: "VllmConfig", devices: Sequence[Device]) -> None:
-    """Refuse a checkpoint of a row of which no layer loads on a card of the oldest kind.
-
-    Upstream would refuse it while it builds the model. One with experts of which a kind of layer
-    loads is left to upstream, for it may have quantised nothing else; so is one of no row.
-
-    Raises:
-        ValueError: upstream's reason, and the formats that load on the card, or that a kernel was
-            asked for which does not.
-    """
-    card = min(devices, key=lambda device: device.capability)
-    if card.capability not in PRE_AMPERE:
-        return
-    asked = answer(vllm_config, card.capability)
-    if asked.row is None or asked.refusal is None:
-        return
-    if answer(vllm_config, card.capability, as_asked=False).refusal is None:
-        remedy = "Leave the kernels to upstream: --linear-backend auto, --moe-backend auto"
-    else:
-        remedy = _formats_that_load(card.capability, tuple(asked.layers))
-    raise ValueError(
-        f"quantization {vllm_config.model_config.quantization} ({asked.row.name}) does not load on "
-        f"{card.name} ({card.architecture}): {asked.refusal}. {remedy}"
-    )
-
-
-def refuse_unsupported(method: str, capability: Capability, card: str) -> None:
-    """Refuse a quantisation method whose needs a card does not meet, and name those that load.
-
-    Raises:
-        ValueError: the method, the two capabilities, and the formats that load on the card.
-    """
-    from vllm.model_executor.layers.quantization import get_quantization_config
-
-    needed = get_quantization_config(method).get_min_capability()
-    if needed <= 10 * capability[0] + capability[1]:
-        return
-    raise ValueError(
-        f"quantization {method} needs capability {needed // 10}.{needed % 10}; {card} has "
-        f"{capability[0]}.{capability[1]}. {_formats_that_load(capability)}"
-    )
-
-
-def _formats_that_load(capability: Capability, quantised: tuple[Layer, ...] = LAYERS) -> str:
-    usable = [
-        f"{each.name} ({each.method}{_only(layers)})"
-        for each in FORMATS
-        if (layers := [x for x in quantised if support(each, capability, x).loads])
-    ]
-    return f"Use a checkpoint in one of these formats: {'; '.join(usable)}"
-
-
-def _only(layers: list[Layer]) -> str:
-    return "" if "linear" in layers else ", nothing but experts quantised"
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from vllm.platforms.interface import DeviceCapability, Platform
 from vllm.pre_ampere import baseline, environment, guards
 from vllm.pre_ampere.devices import Device, lowest_capability
 from vllm.pre_ampere.gdn import prefill
-from vllm.pre_ampere.guards import quantization
+from vllm.pre_ampere.guards import quantized_refusals
 from vllm.pre_ampere.guards.action import Action
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ class PreAmperePlatform(Platform):
     @classmethod
     def verify_quantization(cls, quant: str) -> None:
         device = cls.answering_device()
-        quantization.refuse_unsupported(quant, device.capability, device.name)
+        quantized_refusals.refuse_unsupported(quant, device)
         super().verify_quantization(quant)
 
     @classmethod

@@ -303,7 +303,7 @@ def _products(config: "VllmConfig", device: Device) -> Choice:
         return Choice(subject, _UPSTREAMS, f"upstream knows {device.architecture} for {method}")
     from vllm.pre_ampere.guards import quantization
 
-    answer = quantization.answer(config, device.capability)
+    answer = quantization.answer(config, device)
     if answer.row is None:
         reason = f"no row of docs/quantization.md has {method} as this checkpoint has it"
         return Choice(subject, _UPSTREAMS, reason)
