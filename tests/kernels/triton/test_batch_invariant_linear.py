@@ -41,7 +41,7 @@ def test_a_tile_is_no_larger_than_its_rows_need(rows: int, lowering: Lowering) -
     assert batch_invariant_linear.tile_for(1, tiles).rows == 16
 
 
-def test_upstream_calls_it_and_accepts_gdn_layers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_upstream_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
     from vllm.model_executor.layers import linear, vocab_parallel_embedding
 
     for module in (linear, vocab_parallel_embedding):
@@ -54,9 +54,13 @@ def test_upstream_calls_it_and_accepts_gdn_layers(monkeypatch: pytest.MonkeyPatc
     out = batch_invariant_linear.call(x, x.new_empty(5, 16))
     assert (out.shape, out.dtype, out.device.type) == ((2, 3, 5), torch.float16, "meta")
 
-    assert not GDNAttentionBackend.supports_batch_invariance()
+
+def test_our_gdn_layer_is_batch_invariant_and_no_other() -> None:
     layer.register()
-    backend = MambaAttentionBackendEnum.GDN_ATTN.get_class()
+    assert MambaAttentionBackendEnum.GDN_ATTN.get_class() is GDNAttentionBackend
+    assert not GDNAttentionBackend.supports_batch_invariance()
+    ours = layer.PreAmpereGatedDeltaNetAttention
+    backend = ours.get_attn_backend(ours.__new__(ours))
     assert issubclass(backend, GDNAttentionBackend)
     assert backend.supports_batch_invariance()
     assert backend.get_name() == "GDN_ATTN"

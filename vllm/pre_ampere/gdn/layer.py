@@ -19,9 +19,11 @@ from vllm.utils.torch_utils import (
     _resolve_layer_name,
     direct_register_custom_op,
 )
+from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadata
 
-from vllm.pre_ampere.gdn import attention_backend, full_forward
+from vllm.pre_ampere.gdn import full_forward
+from vllm.pre_ampere.gdn.attention_backend import PreAmpereGDNAttentionBackend
 from vllm.pre_ampere.gdn.chunk_rule import PreAmpereChunkGatedDeltaRule
 from vllm.pre_ampere.gdn.core import GatedDeltaNetCore, GatedDeltaNetState
 from vllm.pre_ampere.gdn.decode import resolve_gdn_kernels
@@ -56,6 +58,10 @@ class PreAmpereGatedDeltaNetAttention(QwenGatedDeltaNetAttention):
             self.chunk_gated_delta_rule,
         )
         check_shapes_while_loading(self)
+
+    def get_attn_backend(self) -> type[AttentionBackend]:
+        """Upstream's metadata for this layer's steps."""
+        return PreAmpereGDNAttentionBackend
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """Run the layer.
@@ -155,7 +161,6 @@ def register() -> None:
     if getattr(torch.ops.vllm, "qwen_gdn_full_forward", None) is not None:
         return
     full_forward.register()
-    attention_backend.register()
     direct_register_custom_op(
         op_name="qwen_gdn_attention_core_standard_spec",
         op_func=qwen_gdn_attention_core_standard_spec,
