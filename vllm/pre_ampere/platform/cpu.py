@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
+_WORKER = "vllm.pre_ampere.platform.cpu_worker.EmulatedCpuWorker"
+
+
 class EmulatedCpuPlatform(PreAmperePlatform, CpuPlatform):
     """Runs every op as its plain PyTorch reference; chooses and refuses as the emulated card."""
 
@@ -56,6 +59,8 @@ class EmulatedCpuPlatform(PreAmperePlatform, CpuPlatform):
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
         _refuse_batch_invariance()
         _draft_with_plain_positions(vllm_config)
+        if vllm_config.parallel_config.worker_cls == "auto":
+            vllm_config.parallel_config.worker_cls = _WORKER
         super().check_and_update_config(vllm_config)
 
     @classmethod
