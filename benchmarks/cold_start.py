@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from emulated_serve import MODEL, Run, Server, prompts
+from emulated_serve import Run, Server, prompts
 from provenance import provenance
 
 from vllm.pre_ampere import environment
@@ -68,10 +68,9 @@ def main() -> int:
     deadline = time.monotonic() + arguments.seconds
     arguments.out.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(arguments.work, ignore_errors=True)
-    prompt = prompts(MODEL)[5]
+    prompt = prompts()[5]
     servers = [
-        Server(run, MODEL, 8200 + index, arguments.out, arguments.work)
-        for index, run in enumerate(RUNS)
+        Server(run, 8200 + index, arguments.out, arguments.work) for index, run in enumerate(RUNS)
     ]
     with concurrent.futures.ThreadPoolExecutor(len(servers)) as pool:
         rows = list(pool.map(lambda server: measure(server, prompt, deadline), servers))

@@ -81,7 +81,7 @@ RUNS = (
 class Server:
     """A `vllm serve` process group with caches, ranks' records and traces of its own."""
 
-    def __init__(self, run: Run, model: Path, port: int, out: Path, work: Path) -> None:
+    def __init__(self, run: Run, port: int, out: Path, work: Path) -> None:
         self.run, self.port = run, port
         self.folder = work / run.name
         self.log = out / f"{run.name}.log"
@@ -107,7 +107,7 @@ class Server:
             "max_iterations": PROFILED_STEPS,
         }
         self.command = [
-            *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(model)),
+            *(sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", str(MODEL)),
             *("--port", str(port), "--served-model-name", "model", "--max-num-seqs", "4"),
             *("--max-model-len", str(LENGTHS[-1] + TOKENS + 64), "--seed", "0"),
             *("--kv-cache-memory-bytes", str(2 << 30), "--gpu-memory-utilization", "0.08"),
@@ -208,11 +208,11 @@ def _plugin(work: Path) -> Path:
     return folder
 
 
-def prompts(model: Path) -> list[list[int]]:
+def prompts() -> list[list[int]]:
     """One prompt of each length, each with another beginning."""
     from tokenizers import Tokenizer
 
-    tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
+    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     text = tokenizer.encode(f"{_TEXT} ").ids
     made = []
     for index, length in enumerate(LENGTHS):
@@ -373,7 +373,7 @@ def judge(path: Path) -> int:
 
     result = json.loads(path.read_text())
     runs = {run["name"]: run for run in result["runs"]}
-    asked = prompts(MODEL)
+    asked = prompts()
     judging = Judge(MODEL)
     result |= checks(result["runs"], result["launches"])
     result["judged"] = {}
@@ -413,11 +413,10 @@ def main() -> int:
     facts = provenance(arguments.commit)
     arguments.out.mkdir(parents=True, exist_ok=True)
     shutil.rmtree(arguments.work, ignore_errors=True)
-    asked = prompts(MODEL)
+    asked = prompts()
     runs = [run for run in RUNS if not arguments.only or run.name in arguments.only]
     servers = [
-        Server(run, MODEL, 8100 + index, arguments.out, arguments.work)
-        for index, run in enumerate(runs)
+        Server(run, 8100 + index, arguments.out, arguments.work) for index, run in enumerate(runs)
     ]
     with concurrent.futures.ThreadPoolExecutor(len(servers) + 1) as pool:
         launching = pool.submit(refused_launches, arguments.out, arguments.work)
