@@ -1,12 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Batch-invariant linear layers: right in Triton's interpreter, and in upstream's place."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
 from typing import get_args
 
+import interpreter
 import pytest
 import torch
 from hypothesis import given
@@ -21,16 +18,7 @@ from vllm.pre_ampere.kernels.triton.launch_configurations import Lowering
 
 
 def test_the_products_are_right_in_the_interpreter() -> None:
-    cases = Path(__file__).with_name("interpreted_batch_invariant_linear.py")
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout
-    assert "4 passed" in run.stdout
+    assert interpreter.passed("interpreted_batch_invariant_linear.py") == 4
 
 
 @given(rows=st.integers(1, 20000), lowering=st.sampled_from(get_args(Lowering)))

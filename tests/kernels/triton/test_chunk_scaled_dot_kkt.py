@@ -1,11 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The key products of a chunk: right against float64 in Triton's interpreter, HMMA for sm_75."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
+import interpreter
 import pytest
 import torch
 from turing_kernels import compile_for_turing
@@ -14,16 +10,7 @@ from vllm.pre_ampere.kernels.triton import chunk_scaled_dot_kkt, turing_mma
 
 
 def test_the_products_are_right_in_the_interpreter() -> None:
-    cases = Path(__file__).with_name("interpreted_kkt.py")
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout
-    assert "2 passed" in run.stdout
+    assert interpreter.passed("interpreted_kkt.py") == 2
 
 
 def test_what_cannot_be_meant_is_refused() -> None:

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The packed delta rule: right in Triton's interpreter, free of spills for sm_75 and sm_70."""
 
-import os
 import re
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import interpreter
 import pytest
 import torch
 import triton
@@ -20,16 +19,7 @@ from vllm.pre_ampere.kernels.triton.packed_delta_rule import packed_delta_rule_u
 
 
 def test_the_kernel_is_right_in_the_interpreter() -> None:
-    cases = Path(__file__).with_name("interpreted_packed_delta_rule.py")
-    run = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(cases)],
-        env={**os.environ, "TRITON_INTERPRET": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert run.returncode == 0, run.stdout
-    assert "8 passed" in run.stdout
+    assert interpreter.passed("interpreted_packed_delta_rule.py") == 8
 
 
 def compile_for(capability: int, head_dim_k: int, state_dtype: str, verifies: bool) -> Any:
