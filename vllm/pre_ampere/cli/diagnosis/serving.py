@@ -33,6 +33,10 @@ _OPERATIONS = {
     "convolution_update": "convolution, decode",
 }
 _UPSTREAMS = "by upstream's choice"
+_BETTER_THAN_PICKLES = (
+    "preferred: they cannot hold code, their headers say before a start which tensors are there, and "
+    "they are mapped where each rank would hold a whole pickle in memory"
+)
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ def look(checkpoint: Checkpoint, options: Sequence[str]) -> Serving:
         except ValueError as error:
             return Serving(checkpoint.name, first_reason(error))
         choices = tuple(_choices(config, checkpoint))
-    refusal = weights.missing(checkpoint.path, config.load_config.load_format)
+        refusal = weights.missing(checkpoint.path, config.load_config.load_format)
     from vllm.platforms import current_platform
 
     from vllm.pre_ampere.platform.hooks import PreAmperePlatform
@@ -134,6 +138,7 @@ def _choices(config: "VllmConfig", checkpoint: Checkpoint) -> Iterator[Choice]:
 
     from vllm.pre_ampere.platform.hooks import PreAmperePlatform
 
+    yield from _weights(config, checkpoint)
     yield _dtype(config, checkpoint)
     yield _attention(config)
     yield _graphs(config)
@@ -145,6 +150,28 @@ def _choices(config: "VllmConfig", checkpoint: Checkpoint) -> Iterator[Choice]:
         on = f", {device.architecture}" if len(kinds) > 1 else ""
         for choice in _of_card(config, device):
             yield Choice(choice.subject + on, choice.chosen, choice.reason, choice.passed_over)
+
+
+def _weights(config: "VllmConfig", checkpoint: Checkpoint) -> Iterator[Choice]:
+    load = config.load_config
+    found = weights.taken(checkpoint.path, load.load_format)
+    if found is None or not found.files:
+        return
+    asked = load.load_format not in ("auto", "hf")
+    subject, chosen = "weights", weights.summary(found.files)
+    if not found.pickled:
+        reason = "asked for" if asked else "safetensors come first in upstream's loader"
+        yield Choice(subject, chosen, reason)
+        return
+    threads = load.model_loader_extra_config.get("enable_multithread_load")
+    reader = "multi_thread_pt_weights_iterator" if threads else "pt_weights_iterator"
+    yield Choice(
+        subject,
+        chosen,
+        f"pickled, and {'asked for' if asked else 'no *.safetensors is there'}; upstream's {reader} "
+        "reads by torch.load(weights_only=True), and what it will find was not looked at",
+        (("safetensors", _BETTER_THAN_PICKLES),),
+    )
 
 
 def _dtype(config: "VllmConfig", checkpoint: Checkpoint) -> Choice:
