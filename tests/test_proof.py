@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import launch_tables
 import pytest
 
 from vllm.pre_ampere import proof
@@ -88,7 +89,7 @@ def test_every_answer_was_compared_and_differed_by_ties_alone(name: str, engines
 
 
 @pytest.mark.parametrize("card", ["sm75", "sm70"])
-def test_with_batch_invariance_speculation_changed_no_bit(card: str) -> None:
+def test_with_batch_invariance_speculation_changed_no_log_probability(card: str) -> None:
     """Neither tokens nor the logarithms of their chances, which have five decimal places."""
     runs = {run["name"]: run for run in read("emulated_serve.json")["runs"]}
     without, with_drafts = (runs[f"{card}-k{k}-batch-invariant"] for k in (0, 3))
@@ -96,6 +97,20 @@ def test_with_batch_invariance_speculation_changed_no_bit(card: str) -> None:
     assert len(without["answers"]) == 10
     assert all(len(answer["tokens"]) == 256 for answer in without["answers"])
     assert with_drafts["answers"] == without["answers"]
+    assert all("--no-enable-prefix-caching" in run["command"] for run in (without, with_drafts))
+
+
+def test_no_layer_is_said_to_launch_nothing() -> None:
+    """Where Triton multiplied, the recorded trace did not show where a layer begins."""
+    launched = read("emulated_serve.json")["launches_a_gdn_layer"]
+    assert len(launched) == 7
+    assert all(count > 4 for count in launched.values())
+
+
+def test_the_tables_of_launches_are_those_of_the_results() -> None:
+    document = (ROOT / "docs" / "triton-on-turing.md").read_text()
+    assert launch_tables.gdn_table() in document
+    assert launch_tables.attention_table() in document
 
 
 def test_the_tests_that_need_a_gpu_ran_and_passed() -> None:

@@ -87,6 +87,8 @@ TAKING_ONLY_SOME = [
     and variable.parse is not str
     # A list of names, which any text is.
     and variable is not environment.BASELINE_SET
+    # Upstream takes whatever is not 1 for off.
+    and variable is not environment.BREAKABLE_CUDAGRAPH
 ]
 
 
@@ -119,6 +121,46 @@ def test_the_installed_doctor_ends_2_with_one_line(name: str, value: str) -> Non
     (line,) = done.stderr.splitlines()
     assert line.startswith(f"Error: {name}={value!r}: ")
     assert (done.returncode, done.stdout) == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "read"),
+    [
+        ("VLLM_USE_BREAKABLE_CUDAGRAPH", "false", False),
+        ("VLLM_USE_BREAKABLE_CUDAGRAPH", "", False),
+        ("VLLM_USE_BREAKABLE_CUDAGRAPH", "1", True),
+        ("VLLM_COMPUTE_NANS_IN_LOGITS", "2", True),
+        ("VLLM_COMPUTE_NANS_IN_LOGITS", "0", False),
+        ("VLLM_BATCH_INVARIANT", "01", True),
+        ("VLLM_BATCH_INVARIANT", "0", False),
+    ],
+)
+def test_upstreams_variables_are_read_as_upstream_reads_them(
+    name: str, value: str, read: bool, clean_environment: pytest.MonkeyPatch
+) -> None:
+    from vllm import envs
+
+    clean_environment.setenv(name, value)
+    assert getattr(envs, name) is read
+    (variable,) = (
+        each
+        for each in vars(environment).values()
+        if isinstance(each, environment.Variable) and each.name == name
+    )
+    assert variable.get() is read
+
+
+def test_what_the_configuration_refuses_is_one_line(
+    clean_environment: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The engine that refuses it is a process of its own, whose traceback tells a user nothing."""
+    clean_environment.setenv("VLLM_PRE_AMPERE_EMULATE", "7.5")
+    clean_environment.setenv("VLLM_BATCH_INVARIANT", "1")
+    with pytest.raises(SystemExit) as ended:
+        main(["lossless", "--model", str(TINY_MODEL), "-k", "1", "--lengths", "19"])
+    assert ended.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("Error: VLLM_BATCH_INVARIANT=1 puts Triton kernels in place of CPU")
 
 
 def test_help_needs_no_good_variable(

@@ -22,7 +22,7 @@ def ask(case: dict[str, Any]) -> dict[str, Any]:
         engine_options.parse(case["folder"], options).create_engine_config()
         guard = None
     except ValueError as error:
-        guard = serving.first_reason(error)
+        guard = engine_options.first_reason(error)
     doctor = serving.look(read_checkpoint(Path(case["folder"])), options)
     products = [vars(each) for each in doctor.choices if each.subject == "matrix products"]
     return {"guard": guard, "doctor": doctor.refusal, "products": products}

@@ -62,6 +62,14 @@ def _switch(text: str) -> bool:
     return text == "1"
 
 
+def _upstreams_switch(text: str) -> bool:
+    """As upstream reads its own: an integer, of which 0 is off."""
+    try:
+        return bool(int(text))
+    except ValueError:
+        raise ValueError("use 0 or 1") from None
+
+
 def _capabilities(text: str) -> tuple[Capability, ...]:
     known = ", ".join(f"{major}.{minor}" for major, minor in PRE_AMPERE)
     capabilities = []
@@ -109,7 +117,7 @@ QWEN_GDN_FULL_FORWARD = Variable(
     "VLLM_SM70_QWEN_GDN_FULL_FORWARD",
     _switch,
     "1 runs whole GDN layers eagerly on any device, 0 never; unset arms that on Volta only, with "
-    "the compile-graph policy and speculation.",
+    "the compile-graph policy and speculation, or with batch invariance.",
 )
 
 PACKED_RECURRENT_DECODE = Variable(
@@ -180,16 +188,18 @@ TORCHINDUCTOR_CACHE_DIR = Variable(
 VLLM_CACHE_ROOT = Variable("VLLM_CACHE_ROOT", str, "Where vLLM keeps what it compiled.")
 TORCH_COMPILE_DISABLE = Variable("TORCH_COMPILE_DISABLE", str, "1 turns torch.compile off.")
 BREAKABLE_CUDAGRAPH = Variable(
-    "VLLM_USE_BREAKABLE_CUDAGRAPH", _switch, "1 chooses upstream's breakable CUDA graphs."
+    "VLLM_USE_BREAKABLE_CUDAGRAPH",
+    lambda text: text == "1",
+    "1 chooses upstream's breakable CUDA graphs.",
 )
 COMPUTE_NANS_IN_LOGITS = Variable(
     "VLLM_COMPUTE_NANS_IN_LOGITS",
-    _switch,
+    _upstreams_switch,
     "1 has upstream count NaN logits. A guard sets it for float16 models; 0 turns that guard off.",
 )
 BATCH_INVARIANT = Variable(
     "VLLM_BATCH_INVARIANT",
-    _switch,
+    _upstreams_switch,
     "1 has upstream compute each request's bits whatever else is in the batch, speculation included.",
 )
 

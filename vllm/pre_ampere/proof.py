@@ -79,7 +79,8 @@ CLAIMS: tuple[Claim, ...] = (
         "tests/engine/test_speculation_is_lossless.py",
     ),
     Claim(
-        "With VLLM_BATCH_INVARIANT=1, speculation changes no bit of a log probability on a GPU",
+        "With VLLM_BATCH_INVARIANT=1 and no prefix cache, speculation on a GPU changes no token and no "
+        "log probability (five decimals), one request at a time",
         Level.NEWER_GPU,
         "benchmarks/results/emulated_serve.json",
     ),

@@ -51,6 +51,26 @@ def test_the_product_is_the_exact_one_rounded_once(
     assert torch.all((out.double() - exact).abs() <= bound)
 
 
+def test_a_bias_is_broadcast() -> None:
+    x, weight = torch.ones(3, 16).half(), torch.ones(5, 16).half()
+    for bias in (torch.full((1,), 2.0).half(), torch.full((), 2.0).half()):
+        out = batch_invariant_linear.batch_invariant_linear(x, weight, bias)
+        assert torch.equal(out, torch.full((3, 5), 18.0).half())
+
+
+@pytest.mark.parametrize(
+    ("weight", "said"),
+    [
+        (torch.ones(5, 32).half(), "32 columns of torch.float16 cannot take 16 columns of"),
+        (torch.ones(5, 8).half(), "8 columns of torch.float16 cannot take 16 columns of"),
+        (torch.ones(5, 16), "16 columns of torch.float32 cannot take 16 columns of torch.float16"),
+    ],
+)
+def test_what_does_not_fit_is_refused(weight: torch.Tensor, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        batch_invariant_linear.batch_invariant_linear(torch.ones(3, 16).half(), weight, None)
+
+
 @pytest.mark.parametrize("shape", [(0, 16), (2, 3, 16), (16,)])
 def test_leading_dimensions_stay(shape: tuple[int, ...]) -> None:
     x = torch.ones(shape, dtype=torch.float16)

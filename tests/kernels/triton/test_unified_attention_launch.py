@@ -30,7 +30,7 @@ def launch(tokens: int, sequences: int, heads: int = 4, **changes: Any) -> Recor
         "query_ptr": torch.empty(tokens, 2, 256, dtype=torch.float16, device="meta"),
         "num_seqs": sequences,
         "num_queries_per_kv": heads,
-        "HEAD_SIZE_PADDED": 256,
+        "HEAD_SIZE": 256,
         "BLOCK_M": 16,
         "BLOCK_Q": 16 // heads,
         "TILE_SIZE": 32,
@@ -76,12 +76,22 @@ def test_a_prompt_is_widened() -> None:
         (8, 8, {"IS_3D": True}),
         (8, 8, {}),
         (32, 8, {}),
-        (2048, 1, {"HEAD_SIZE_PADDED": 128}),
+        (2048, 1, {"HEAD_SIZE": 128}),
+        (2048, 1, {"HEAD_SIZE": 192}),
         (2048, 1, {"KV_QUANT_MODE": 2}),
         (2048, 1, {"USE_TD": True}),
         (2048, 1, {"query_ptr": torch.empty(2048, 2, 256, device="meta")}),
     ],
-    ids=["split keys", "decode", "verify", "D=128", "int8 cache", "descriptors", "float32"],
+    ids=[
+        "split keys",
+        "decode",
+        "verify",
+        "D=128",
+        "D=192",
+        "int8 cache",
+        "descriptors",
+        "float32",
+    ],
 )
 def test_other_launches_stay_as_they_are(
     tokens: int, sequences: int, changes: dict[str, Any]

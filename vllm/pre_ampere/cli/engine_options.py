@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engine options after `--`, as `vllm serve` takes them."""
+"""Engine options after `--`, as `vllm serve` takes them, and why upstream refuses some."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -19,3 +19,12 @@ def parse(model: str, options: Sequence[str]) -> "EngineArgs":
 
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser(prog="engine options"))
     return EngineArgs.from_cli_args(parser.parse_args(["--model", model, *options]))
+
+
+def first_reason(error: ValueError) -> str:
+    """What is wrong, without the wrapping that pydantic gives an error of a validator."""
+    from pydantic import ValidationError
+
+    if isinstance(error, ValidationError):
+        return str(error.errors()[0]["msg"]).removeprefix("Value error, ")
+    return str(error)

@@ -16,6 +16,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pydantic import ValidationError
+
 from vllm.pre_ampere.cli import UserError, engine_log, engine_options, processes
 from vllm.pre_ampere.cli.prompts import SAMPLE_TEXT, draw_prompts
 
@@ -119,7 +121,8 @@ def generate(job: Job, on_progress: Callable[[int, int], None]) -> Result:
         on_progress: told the tokens generated so far, and how many there will be.
 
     Raises:
-        UserError: the engine did not start or failed; the message holds the end of its log.
+        UserError: the engine was refused, or did not start, or failed; then the message holds the end
+            of its log.
     """
     with tempfile.TemporaryDirectory(prefix="vllm-pre-ampere-") as folder:
         request, log = Path(folder) / "job.json", Path(folder) / "engine.log"
@@ -130,6 +133,8 @@ def generate(job: Job, on_progress: Callable[[int, int], None]) -> Result:
             assert process.stdout is not None
             for line in process.stdout:
                 event = json.loads(line)
+                if "refused" in event:
+                    raise UserError(event["refused"])
                 if "result" in event:
                     result = _result_from(event["result"])
                 else:
@@ -174,7 +179,12 @@ def main() -> None:
     def say(event: dict[str, Any]) -> None:
         print(json.dumps(event), file=events, flush=True)
 
-    llm = _start(job)
+    try:
+        llm = _start(job)
+    except ValidationError as error:
+        # What upstream and the platform refuse while they make the configuration.
+        say({"refused": engine_options.first_reason(error)})
+        return
     limit = llm.model_config.max_model_len - job.tokens
     lengths = [length for length in job.lengths if length <= limit]
     prompts = draw_prompts(

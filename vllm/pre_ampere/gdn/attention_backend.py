@@ -9,8 +9,9 @@ class PreAmpereGDNAttentionBackend(GDNAttentionBackend):
 
     Upstream refuses the two together, for there one kernel decodes and another verifies. In our layer
     one routine does both, a request's row is computed from its own inputs and state alone, and a
-    prompt by chunks of its own. What stays dependent on other requests is where a step ends within a
-    long prompt; see docs/speculation.md. Layers of other models that use upstream's backend keep it.
+    prompt by chunks of its own. What stays dependent on other requests is where steps end within a
+    prompt, and what computes a last stretch of one token; see docs/speculation.md. Layers of other
+    models that use upstream's backend keep it.
     """
 
     @classmethod

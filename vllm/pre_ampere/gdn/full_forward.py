@@ -3,7 +3,8 @@
 
 `vllm::qwen_gdn_full_forward` is a boundary of the compiled graph, so what it holds runs in eager
 order and Inductor neither fuses nor rewrites the projections and the gated norm. Volta needs that
-with speculation; anywhere else it only costs fusions, so it is armed by the device of the rank.
+with speculation, and with batch invariance then has it always; anywhere else it only costs fusions, so
+it is armed by the device of the rank.
 """
 
 import json

@@ -38,6 +38,7 @@ def check(vllm_config: "VllmConfig", devices: Sequence[Device]) -> tuple[Action,
     actions = (
         configuration.fail_requests_with_nan_logits(vllm_config),
         configuration.choose_reductions_by_rule(vllm_config),
+        configuration.say_where_prompts_are_split(vllm_config),
         configuration.say_that_tensor_cores_are_missing(vllm_config, devices),
         all_reduce.check(vllm_config, devices),
     )

@@ -56,10 +56,13 @@ def choose_reductions_by_rule(vllm_config: "VllmConfig") -> Action | None:
     It times a few, and the order of a row's sum is one that a configuration has: two servers of the
     same model could differ in the last bit of a norm.
     """
-    if not environment.BATCH_INVARIANT.get():
+    from vllm.config import CompilationMode
+
+    compilation = vllm_config.compilation_config
+    if not environment.BATCH_INVARIANT.get() or compilation.mode == CompilationMode.NONE:
         return None
-    chosen = vllm_config.compilation_config.inductor_compile_config
-    if chosen.setdefault("deterministic", True) is not True:
+    chosen = compilation.inductor_compile_config
+    if not chosen.setdefault("deterministic", True):
         return Action(
             "batch-invariance",
             "Inductor times configurations of reductions, whose sums differ in their order",
@@ -79,6 +82,25 @@ def choose_reductions_by_rule(vllm_config: "VllmConfig") -> Action | None:
     )
 
 
+def say_where_prompts_are_split(vllm_config: "VllmConfig") -> Action | None:
+    """With `VLLM_BATCH_INVARIANT=1`, the prefix cache of a GDN model still splits prompts.
+
+    A prompt ends a step at the cache's blocks, whose size depends on the number of drafts, and the
+    chunks of a GDN layer begin anew there. The answer is as right, and its last bits are others.
+    """
+    if not environment.BATCH_INVARIANT.get() or not vllm_config.cache_config.enable_prefix_caching:
+        return None
+    if vllm_config.model_config is None or not vllm_config.model_config.is_hybrid:
+        return None
+    return Action(
+        "batch-invariance",
+        "Prompts are split at the blocks of the prefix cache",
+        "their size depends on the number of drafts, and GDN layers round otherwise where a prompt is "
+        "split",
+        "Pass --no-enable-prefix-caching for the same bits with speculation and without",
+    )
+
+
 def say_that_tensor_cores_are_missing(
     vllm_config: "VllmConfig", devices: Sequence[Device]
 ) -> Action | None:
@@ -87,7 +109,8 @@ def say_that_tensor_cores_are_missing(
     The products themselves are replaced in the workers; see `without_tensor_cores`.
     """
     bare = [device for device in devices if device.is_turing and not device.has_tensor_cores]
-    if not bare or vllm_config.model_config is None:
+    # With batch invariance, Triton multiplies.
+    if not bare or vllm_config.model_config is None or environment.BATCH_INVARIANT.get():
         return None
     names = ", ".join(sorted({device.name for device in bare}))
     return Action(

@@ -96,7 +96,7 @@ def look(checkpoint: Checkpoint, options: Sequence[str]) -> Serving:
             last = log.read_text().strip().splitlines()[-1:]
             raise UserError("; ".join(last) or "upstream does not know an engine option") from None
         except ValueError as error:
-            return Serving(checkpoint.name, first_reason(error))
+            return Serving(checkpoint.name, engine_options.first_reason(error))
         choices = tuple(_choices(config, checkpoint))
         refusal = weights.missing(checkpoint.path, config.load_config.load_format)
     from vllm.platforms import current_platform
@@ -107,15 +107,6 @@ def look(checkpoint: Checkpoint, options: Sequence[str]) -> Serving:
         return Serving(checkpoint.name, refusal, choices)
     record, guards = current_platform.baseline_record, current_platform.guard_actions
     return Serving(checkpoint.name, refusal, choices, record, guards)
-
-
-def first_reason(error: ValueError) -> str:
-    """What is wrong, without the wrapping that pydantic gives an error of a validator."""
-    from pydantic import ValidationError
-
-    if isinstance(error, ValidationError):
-        return str(error.errors()[0]["msg"]).removeprefix("Value error, ")
-    return str(error)
 
 
 @contextlib.contextmanager
@@ -306,7 +297,7 @@ def _wrapper(device: Device, speculative: bool) -> Choice:
     elif gate.armed:
         reason = "Volta needs eager order with speculation"
     else:
-        reason = "only Volta with speculation and the compile-graph policy needs eager order"
+        reason = "only Volta needs eager order, with the compile-graph policy and speculation"
     return Choice("GDN layers", "eager" if gate.armed else "compiled", reason)
 
 

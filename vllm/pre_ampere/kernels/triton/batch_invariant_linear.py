@@ -100,11 +100,21 @@ def batch_invariant_linear(
     Args:
         x: [..., in_features], of any floating type.
         weight: [out_features, in_features], of the same type.
-        bias: [out_features], or None.
+        bias: [out_features] or what broadcasts to it, or None.
 
     Returns:
         [..., out_features], of the type of x.
+
+    Raises:
+        ValueError: the two have other numbers of columns, or other types.
     """
+    if x.shape[-1] != weight.shape[1] or x.dtype != weight.dtype:
+        raise ValueError(
+            f"a linear layer of {weight.shape[1]} columns of {weight.dtype} cannot take {x.shape[-1]} "
+            f"columns of {x.dtype}"
+        )
+    if bias is not None:
+        bias = bias.expand(weight.shape[0])
     rows = x.reshape(-1, x.shape[-1])
     out = x.new_empty(rows.shape[0], weight.shape[0])
     if out.numel() > 0:

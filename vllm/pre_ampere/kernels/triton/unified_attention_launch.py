@@ -65,7 +65,7 @@ class WideAttention:
             arguments["IS_3D"]
             or arguments["USE_TD"]
             or arguments["KV_QUANT_MODE"]
-            or arguments["HEAD_SIZE_PADDED"] != HEAD_DIM
+            or arguments["HEAD_SIZE"] != HEAD_DIM
             or arguments["query_ptr"].element_size() != FLOAT16_BYTES
             or arguments["BLOCK_M"] > self.launch.rows
             or arguments["query_ptr"].shape[0]

@@ -3,13 +3,21 @@
 exists for these cards; vLLM 0.32, model_executor/layers/fused_moe/fused_moe.py)."""
 
 import functools
+from unittest import mock
 
 import torch
 from vllm.model_executor.layers.fused_moe import fused_moe
 from vllm.triton_utils import tl
 
+from vllm.pre_ampere import environment
 from vllm.pre_ampere.preflight.launches.launch import Launch
 from vllm.pre_ampere.preflight.model import ModelShapes
+
+
+def _batch_invariant(shapes: ModelShapes) -> None:
+    """The tile of `VLLM_BATCH_INVARIANT=1`, which is the same for every batch."""
+    with mock.patch.object(fused_moe.envs, environment.BATCH_INVARIANT.name, True):
+        _experts(shapes, 1)
 
 
 def _experts(shapes: ModelShapes, tokens: int) -> None:
@@ -47,4 +55,4 @@ def _experts(shapes: ModelShapes, tokens: int) -> None:
 LAUNCHES: dict[str, Launch] = {
     f"experts, {tokens} tokens": functools.partial(_experts, tokens=tokens)
     for tokens in (1, 48, 256, 2048)
-}
+} | {"experts, batch-invariant": _batch_invariant}
