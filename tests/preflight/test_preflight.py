@@ -168,7 +168,7 @@ def test_the_launches_are_those_of_every_part_of_a_step() -> None:
         names = {finding.launch for finding in table.findings}
         parts = {name.split(",")[0].split(" ")[0] for name in names}
         experts = {"experts"} if "Qwen3-Next" in table.model else set()
-        always = {"step", "GDN", "attention", "sampling", "LoRA", "quantized"}
+        always = {"step", "GDN", "attention", "linear", "sampling", "LoRA", "quantized"}
         assert parts == always | experts, table.title
         for part in ("LoRA", "quantized"):
             has_experts = any(name.startswith(f"{part}, experts, ") for name in names)
