@@ -368,3 +368,29 @@ def test_the_report_holds_the_screen_without_paths(served: dict[str, Any]) -> No
     assert "Would serve tiny-qwen3_5." in served["report"]
     assert str(TINY_MODEL.parent) not in served["report"]
     assert "These cards are emulated" in served["report"]
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "said"),
+    [
+        (["--dtype", "float32"], 1, "triton takes bfloat16 or float16; the model runs in float32"),
+        (["--kv-cache-dtype", "fp8"], 1, "Tesla T4 has 7.5; pass --kv-cache-dtype float16"),
+        (["--gdn-prefill-backend", "flashqla_sm70"], 1, "needs 86016 B of shared memory a block"),
+        (["--gdn-prefill-backend", "reference"], 0, "Would serve tiny-qwen3_5."),
+    ],
+    ids=["float32", "fp8", "flashqla", "reference"],
+)
+def test_options_are_those_of_vllm_serve_and_judged_for_the_card(
+    options: list[str], status: int, said: str
+) -> None:
+    program = Path(sys.executable).with_name("vllm-pre-ampere")
+    done = subprocess.run(
+        [program, "doctor", "--model", TINY_MODEL, "--", *options],
+        capture_output=True,
+        text=True,
+        timeout=START_SECONDS,
+        env=clean_environment("7.5"),
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (status, "")
+    assert said in " ".join(done.stdout.split())

@@ -27,6 +27,9 @@ TURING_CASES: dict[str, dict[str, Any]] = {
     "reference": {"gdn_prefill_backend": "reference"},
     "flashinfer": {"gdn_prefill_backend": "flashinfer"},
     "tp3": {"tensor_parallel_size": 3},
+    "fp8-cache": {"kv_cache_dtype": "fp8"},
+    "fp8-per-token-cache": {"kv_cache_dtype": "fp8_per_token_head"},
+    "triton-attention": {"attention_backend": "TRITON_ATTN"},
 }
 VARIABLE_CASES = {
     f"variable-{variable.name}": {variable.name: "maybe"} for variable in environment.BASELINE
@@ -109,6 +112,21 @@ def test_bfloat16_is_refused_with_what_to_pass_instead(
     assert option in error
     assert remedy in error
     assert "8.0" in error
+
+
+@pytest.mark.parametrize("case", ["fp8-cache", "fp8-per-token-cache"])
+def test_an_fp8_cache_is_refused_before_weights_load(
+    turing: dict[str, dict[str, Any]], case: str
+) -> None:
+    """Upstream's own refusal comes while the model is built, and on CUDA alone."""
+    error = turing[case]["error"]
+    assert f"--kv-cache-dtype {TURING_CASES[case]['kv_cache_dtype']} was asked for" in error
+    assert "8.9" in error
+    assert "Tesla T4 has 7.5; pass --kv-cache-dtype float16" in error
+
+
+def test_naming_the_cards_attention_changes_nothing(turing: dict[str, dict[str, Any]]) -> None:
+    assert turing["triton-attention"]["set_variables"] == turing["defaults"]["set_variables"]
 
 
 @pytest.mark.parametrize("case", ["flashqla", "vlk", "flashinfer"])

@@ -39,6 +39,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> dict[int, Served]:
 def test_an_emulated_turing_box_logs_exactly_nine_defaults(
     served: dict[int, Served], k: int
 ) -> None:
+    banners = [line for line in served[k].log.splitlines() if "EMULATION, NOT A GPU" in line]
+    assert len(banners) == 1
+    assert "as Tesla T4 would" in banners[0]
     lines = [line for line in served[k].log.splitlines() if "Auto-setting" in line]
     assert len(lines) == 9
     for variable in environment.BASELINE:

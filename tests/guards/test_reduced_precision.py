@@ -45,7 +45,7 @@ class Turing:
 def test_upstream_refuses_these_kv_caches_on_turing(
     monkeypatch: pytest.MonkeyPatch, dtype: str, remedy: str
 ) -> None:
-    """So there is no guard of ours: v1/attention/backends/triton_attn.py, vLLM 0.32."""
+    """What the platform refuses earlier: v1/attention/backends/triton_attn.py, vLLM 0.32."""
     monkeypatch.setattr(triton_attn, "current_platform", Turing())
     with pytest.raises(ValueError, match=f"Tesla T4.*--kv-cache-dtype {remedy}"):
         TritonAttentionImpl(

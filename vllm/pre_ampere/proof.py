@@ -105,7 +105,7 @@ CLAIMS: tuple[Claim, ...] = (
         "benchmarks/results/verification_graphs_sm75.json",
     ),
     Claim(
-        "Triton's matrix products run on Turing's tensor cores",
+        "Triton's matrix products become Turing's tensor-core instructions",
         Level.NEWER_GPU,
         "benchmarks/results/triton_turing.json",
     ),
@@ -120,7 +120,7 @@ CLAIMS: tuple[Claim, ...] = (
         "tests/guards/test_all_reduce.py",
     ),
     Claim(
-        "A request with NaN logits fails instead of streaming token 0",
+        "Without speculation, a request with NaN logits fails instead of streaming token 0",
         Level.REFERENCE,
         "tests/guards/test_nan_logits.py",
     ),

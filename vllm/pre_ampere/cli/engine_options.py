@@ -15,9 +15,12 @@ def parse(model: str, options: Sequence[str]) -> "EngineArgs":
         SystemExit: an option is not upstream's; upstream prints which.
     """
     from vllm.engine.arg_utils import EngineArgs
+    from vllm.platforms import current_platform
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser(prog="engine options"))
+    # As upstream's server does: the platform adds choices of its own.
+    current_platform.pre_register_and_update(parser)
     return EngineArgs.from_cli_args(parser.parse_args(["--model", model, *options]))
 
 

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """An emulated card on a box without a GPU: upstream's CPU platform that answers as the card would."""
 
+import multiprocessing
 from collections.abc import Collection
 from typing import TYPE_CHECKING, ClassVar
 
+from vllm.logger import init_logger
 from vllm.platforms.cpu import CpuPlatform
 
 from vllm.pre_ampere import environment
@@ -15,13 +17,20 @@ if TYPE_CHECKING:
     from vllm.config import VllmConfig
 
 
+logger = init_logger("vllm.pre_ampere.platform.cpu")
+
+_BANNER = (
+    "EMULATION, NOT A GPU: this box chooses and refuses as %s would, and computes on its CPU, every GDN "
+    "operation as its plain PyTorch reference. It cannot show speed or what a kernel computes."
+)
 _WORKER = "vllm.pre_ampere.platform.cpu_worker.EmulatedCpuWorker"
 
 
 class EmulatedCpuPlatform(PreAmperePlatform, CpuPlatform):
     """Runs every op as its plain PyTorch reference; chooses and refuses as the emulated card."""
 
-    own_attention_backends: ClassVar[Collection[str]] = ("CPU_ATTN",)
+    # The second is that of the card: asking for it must not change what is set for the card.
+    own_attention_backends: ClassVar[Collection[str]] = ("CPU_ATTN", "TRITON_ATTN")
 
     @classmethod
     def devices(cls, ranks: int) -> tuple[Device, ...]:
@@ -39,8 +48,13 @@ class EmulatedCpuPlatform(PreAmperePlatform, CpuPlatform):
 
     @classmethod
     def answering_device(cls) -> Device:
+        return oldest(cls._emulated())
+
+    @classmethod
+    def _emulated(cls) -> tuple[Device, ...]:
+        """The cards that the variable names."""
         capabilities = cls._capabilities()
-        return oldest(emulated_devices(capabilities, len(capabilities)))
+        return emulated_devices(capabilities, len(capabilities))
 
     @classmethod
     def _capabilities(cls) -> tuple[tuple[int, int], ...]:
@@ -57,6 +71,9 @@ class EmulatedCpuPlatform(PreAmperePlatform, CpuPlatform):
 
     @classmethod
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
+        if multiprocessing.parent_process() is None:
+            names = ", ".join(dict.fromkeys(d.name for d in cls._emulated()))
+            logger.warning_once(_BANNER, names, scope="local")
         _refuse_batch_invariance()
         _draft_with_plain_positions(vllm_config)
         if vllm_config.parallel_config.worker_cls == "auto":

@@ -94,6 +94,7 @@ class PreAmperePlatform(Platform):
     def check_and_update_config(cls, vllm_config: "VllmConfig") -> None:
         _refuse_bfloat16(vllm_config)
         devices = cls.participating_devices(vllm_config.parallel_config)
+        _refuse_fp8_cache(vllm_config, oldest(devices))
         prefill.check_requested_backend(vllm_config, devices, cls.device_type == "cpu")
         super().check_and_update_config(vllm_config)
         _split_at_our_operators(vllm_config)
@@ -161,6 +162,25 @@ def _refuse_bfloat16(vllm_config: "VllmConfig") -> None:
                 f"{option} bfloat16 was asked for, but cards before Ampere (capability 8.0) have no "
                 f"bfloat16 arithmetic; pass {option} {remedy}, or leave it on auto"
             )
+
+
+def _refuse_fp8_cache(vllm_config: "VllmConfig", device: Device) -> None:
+    """Raise where upstream's Triton attention would, before weights load and on an emulated card, too.
+
+    Its rule (vLLM 0.32, v1/attention/backends/triton_attn.py) is asked while the model is built, and
+    on CUDA alone.
+
+    Raises:
+        ValueError: names the setting and what to pass instead.
+    """
+    asked = vllm_config.cache_config.cache_dtype
+    if asked.startswith("fp8") and device.is_pre_ampere:
+        major, minor = device.capability
+        raise ValueError(
+            f"--kv-cache-dtype {asked} was asked for, but attention converts fp8 from capability 8.9 "
+            f"on, and {device.name} has {major}.{minor}; pass --kv-cache-dtype float16, or leave it on "
+            "auto"
+        )
 
 
 def _split_at_our_operators(vllm_config: "VllmConfig") -> None:

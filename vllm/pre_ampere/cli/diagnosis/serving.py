@@ -20,6 +20,7 @@ from vllm.pre_ampere.cli.checkpoint import Checkpoint
 from vllm.pre_ampere.cli.diagnosis import weights
 from vllm.pre_ampere.devices import Device
 from vllm.pre_ampere.guards.action import Action
+from vllm.pre_ampere.kernels.registry import KernelUnavailableError
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -97,7 +98,10 @@ def look(checkpoint: Checkpoint, options: Sequence[str]) -> Serving:
             raise UserError("; ".join(last) or "upstream does not know an engine option") from None
         except ValueError as error:
             return Serving(checkpoint.name, engine_options.first_reason(error))
-        choices = tuple(_choices(config, checkpoint))
+        try:
+            choices = tuple(_choices(config, checkpoint))
+        except KernelUnavailableError as error:
+            return Serving(checkpoint.name, str(error))
         refusal = weights.missing(checkpoint.path, config.load_config.load_format)
     from vllm.platforms import current_platform
 
