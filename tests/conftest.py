@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Fixtures that more than one test file uses."""
+"""Fixtures that more than one test file uses, and the profile of properties."""
 
 import os
 
 import pytest
+from hypothesis import settings
 
 from vllm.pre_ampere import environment
+
+# Values are tested here, not times: on a busy machine an example may take any.
+settings.register_profile("no deadline", deadline=None)
+settings.load_profile("no deadline")
 
 
 @pytest.fixture
