@@ -37,20 +37,24 @@ def clean_environment(emulate: str | None, **settings: str) -> dict[str, str]:
 
 def configure(emulate: str | None, cases: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Make one engine configuration for each case; see engine/configure.py."""
-    lines = "".join(
-        json.dumps({"environment": case.get("environment", {}), "arguments": case["arguments"]})
-        + "\n"
-        for case in cases
-    )
+    asked = [{"environment": {}, **case} for case in cases]
+    return ask(TESTS / "engine" / "configure.py", asked, clean_environment(emulate))
+
+
+def ask(
+    program: Path, cases: Sequence[dict[str, Any]], environment: dict[str, str]
+) -> list[dict[str, Any]]:
+    """Run a program of the tests that reads cases as lines of JSON and answers each with a RESULT line."""
     done = subprocess.run(
-        [sys.executable, str(TESTS / "engine" / "configure.py")],
-        input=lines,
+        [sys.executable, str(program)],
+        input="".join(json.dumps(case) + "\n" for case in cases),
         capture_output=True,
         text=True,
         timeout=START_SECONDS,
-        env=clean_environment(emulate),
-        check=True,
+        env=environment,
+        check=False,
     )
+    assert done.returncode == 0, done.stderr[-3000:]
     prefix = "RESULT "
     results = [line[len(prefix) :] for line in done.stdout.splitlines() if line.startswith(prefix)]
     return [json.loads(result) for result in results]

@@ -6,15 +6,13 @@ answer.
 """
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from engine_process import START_SECONDS, TINY_MODEL, clean_environment
+from engine_process import TINY_MODEL, ask, clean_environment
 from safetensors.torch import save_file
 from vllm.config import KernelConfig
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import (
@@ -257,18 +255,9 @@ def test_an_emulated_t4_with_the_lowering_off_refuses_before_the_model_is_built(
         {"folder": str(tmp_path), "options": ["--linear-backend", backend]}
         for backend in ("triton", "auto")
     ]
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("ask_about_checkpoints.py"))],
-        input="".join(json.dumps(case) + "\n" for case in cases),
-        capture_output=True,
-        text=True,
-        timeout=START_SECONDS,
-        env=clean_environment("7.5", VLLM_PRE_AMPERE_TURING_MMA="0"),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
-    refused, taken = (json.loads(line.removeprefix("RESULT ")) for line in lines)
+    program = Path(__file__).with_name("ask_about_checkpoints.py")
+    switched_off = clean_environment("7.5", VLLM_PRE_AMPERE_TURING_MMA="0")
+    refused, taken = ask(program, cases, switched_off)
     assert refused["guard"].endswith(
         f"{SWITCHED_OFF}. Leave VLLM_PRE_AMPERE_TURING_MMA out, or leave the kernels to upstream: "
         "--linear-backend auto, --moe-backend auto"

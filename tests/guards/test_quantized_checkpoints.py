@@ -3,14 +3,12 @@
 
 import copy
 import json
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_process import START_SECONDS, TINY_MODEL, clean_environment
+from engine_process import TINY_MODEL, ask, clean_environment
 from published_checkpoints import PUBLISHED, WITHOUT_A_ROW
 from vllm.config import LoadConfig, ModelConfig
 from vllm.model_executor.model_loader.weight_utils import get_quant_config
@@ -117,20 +115,9 @@ def test_a_published_checkpoint_has_the_answers_of_its_row(kind: str) -> None:
     assert given == answers(method, expected.configuration)
 
 
-def ask(card: Capability, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("ask_about_checkpoints.py"))],
-        input="".join(json.dumps(case) + "\n" for case in cases),
-        capture_output=True,
-        text=True,
-        timeout=START_SECONDS,
-        env=clean_environment(f"{card[0]}.{card[1]}"),
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    prefix = "RESULT "
-    lines = [line for line in done.stdout.splitlines() if line.startswith(prefix)]
-    return [json.loads(line.removeprefix(prefix)) for line in lines]
+def ask_on(card: Capability, cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    program = Path(__file__).with_name("ask_about_checkpoints.py")
+    return ask(program, cases, clean_environment(f"{card[0]}.{card[1]}"))
 
 
 def case(folder: Path, each: Format, **more: object) -> dict[str, Any]:
@@ -147,7 +134,7 @@ def test_guard_and_doctor_give_the_answer_of_every_row(card: Capability, tmp_pat
         case(tmp_path / str(number), each, **(EXPERTS if layers == LAYERS else {}))
         for number, (each, layers) in enumerate(rows)
     ]
-    for (each, layers), found in zip(rows, ask(card, cases), strict=True):
+    for (each, layers), found in zip(rows, ask_on(card, cases), strict=True):
         expected = {layer: support(each, card, layer) for layer in layers}
         loads = {layer: answer.how for layer, answer in expected.items() if answer.loads}
         assert found["guard"] == found["doctor"], each
@@ -171,7 +158,7 @@ def test_guard_and_doctor_give_the_answer_of_every_row(card: Capability, tmp_pat
 def test_what_is_not_in_the_table_and_what_was_asked_for(tmp_path: Path) -> None:
     several = str(checkpoint(tmp_path / "several", WITHOUT_A_ROW["NVFP4 and FP8"]))
     awq = str(checkpoint(tmp_path / "awq", PUBLISHED["AWQ"][0]))
-    left, taken, refused = ask(
+    left, taken, refused = ask_on(
         TURING,
         [
             {"folder": several, "options": []},

@@ -54,7 +54,12 @@ class WideAttention:
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., Any]:
         def run(**arguments: Any) -> Any:
-            return self.kernel[self.grid(grid, arguments)](**arguments | self.tiles(arguments))
+            tiles = self.tiles(arguments)
+            if not tiles:
+                return self.kernel[grid](**arguments)
+            # As many blocks of tokens as upstream's own formula has for tiles of this size.
+            blocks = arguments["query_ptr"].shape[0] // tiles["BLOCK_Q"] + arguments["num_seqs"]
+            return self.kernel[blocks, *grid[1:]](**arguments | tiles)
 
         return run
 
@@ -78,11 +83,3 @@ class WideAttention:
             "TILE_SIZE": self.launch.keys,
             "num_warps": self.launch.num_warps,
         }
-
-    def grid(self, grid: tuple[int, ...], arguments: Mapping[str, Any]) -> tuple[int, ...]:
-        """Upstream's grid with as many blocks of tokens as the launch makes of the step."""
-        tiles = self.tiles(arguments)
-        if not tiles:
-            return grid
-        blocks: int = arguments["query_ptr"].shape[0] // tiles["BLOCK_Q"] + arguments["num_seqs"]
-        return (blocks, *grid[1:])
